@@ -5,7 +5,7 @@
 //     return squeeze(call(kConv2d, ...), 2);
 //   }
 //
-// A CalledAs holds for its scope and thread. An outer scope renames the name that an inner scope gives.
+// A CalledAs holds for its scope and thread. In nested scopes the outer scope renames the result of the inner one.
 #pragma once
 
 #include <string_view>
@@ -19,7 +19,7 @@ class CalledAs {
   ~CalledAs();
   CalledAs(const CalledAs&) = delete;
   CalledAs& operator=(const CalledAs&) = delete;
-  // Returns the name of what the user called, if `op` fails.
+  // Returns the name that an error message gives to `op`: that of the call that the user made.
   static std::string_view name_of(std::string_view op);
 
  private:

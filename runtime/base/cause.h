@@ -1,4 +1,4 @@
-// The op that this thread runs, and what runs it: for a report of memory, and for messages of a device without memory.
+// The op that this thread runs, and its callers. Memory reports and out-of-memory messages of a device show them.
 //
 //   const memory::Cause cause("backward of ", "linear", where);
 #pragma once
@@ -14,11 +14,11 @@
 namespace rondo::memory {
 
 namespace detail {
-extern std::atomic<int> asks_for_causes;  // how many may call Cause::describe(): a recording, open devices
+extern std::atomic<int> asks_for_causes;  // possible callers of Cause::describe(): memory recordings, open devices
 }  // namespace detail
 
-// Names the work of this thread in this scope, for Report::cause and for the message of a device without memory.
-// Nothing unless there is a recording or such a device is in use. `prefix` and `name` must live as long.
+// Names the work of this thread in this scope, for Report::cause and for out-of-memory messages of a device. Does
+// nothing while no memory recording runs and no such device is in use. `prefix` and `name` must outlive the object.
 class Cause {
  public:
   Cause(const char* prefix, std::string_view name, std::source_location where) {
@@ -34,7 +34,7 @@ class Cause {
   // "matmul, in backward of linear (train.cc:41)"
   static std::string describe();
 
-  // The innermost one of this thread, or null. A thread that does a part of its work takes it over meanwhile.
+  // This thread's innermost Cause, or null. A pool thread that runs a part of its work adopts it with TakenOver.
   static const Cause* innermost() { return innermost_; }
   class TakenOver {
    public:

@@ -18,7 +18,7 @@
 namespace rondo {
 namespace {
 
-// For each architecture: the first of its features, in the order of CpuFeature its table, and what this machine has.
+// Each architecture defines its first feature, a table of its features in the order of CpuFeature, and find_features().
 #if defined(__x86_64__)
 constexpr CpuFeature kFirst = CpuFeature::kSse3;
 // Where CPUID reports a feature, and which registers the system must save for it (bits of XCR0).
@@ -79,7 +79,8 @@ CpuFeatureSet find_features() {
 }
 #elif defined(__aarch64__)
 constexpr CpuFeature kFirst = CpuFeature::kLse;
-// Which bits of which word of the auxiliary vector report a feature. The system does not report what it does not save.
+// Which bits of which word of the auxiliary vector report a feature. The system does not report a feature whose
+// registers it does not save.
 struct Entry {
   const char* name;
   unsigned long word, bits;

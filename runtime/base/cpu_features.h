@@ -1,6 +1,6 @@
-// The processor's instructions, and those that this build's kernels need. Kernels are compiled for one kind of
-// processor (RONDO_CPU in CMake, by default that of the build machine). On another one they would end the process with
-// SIGILL, so the first tensor checks. Thread safe.
+// The instruction sets that the processor has, and those that this build's kernels need. Kernels are compiled for one
+// kind of processor (RONDO_CPU in CMake, by default that of the build machine). On another processor they could end
+// the process with SIGILL, so creating the first tensor checks this. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace rondo {
 
-// Instruction sets that compilers use by themselves: first those of x86-64, then those of aarch64. A processor has
-// features of its own architecture only. On other processors nothing is known and nothing is checked.
+// Instruction sets that compilers use without being asked: first those of x86-64, then those of aarch64. A processor
+// has features of its own architecture only. On other architectures nothing is detected and nothing is checked.
 enum class CpuFeature : uint8_t {
   kSse3,
   kSsse3,
@@ -60,19 +60,19 @@ enum class CpuFeature : uint8_t {
 using CpuFeatureSet = uint64_t;
 constexpr CpuFeatureSet bit(CpuFeature feature) { return CpuFeatureSet{1} << static_cast<int>(feature); }
 
-// Features that the processor has and whose registers the system saves. RONDO_CPU_LACKS=avx512f,fma takes some away:
-// for tests of what follows.
+// Features that the processor has and whose registers the system saves. For tests, RONDO_CPU_LACKS=avx512f,fma hides
+// some of them.
 CpuFeatureSet host_cpu_features();
 // Features that the kernels were compiled for.
 extern const CpuFeatureSet kKernelCpuFeatures;
 
-// As LLVM names them, and GCC's options, but for a few of aarch64: "avx2 avx512f", "lse sve".
+// The names that LLVM uses: "avx2 avx512f", "lse sve". GCC's options are the same, except for a few of aarch64.
 std::string names_of(CpuFeatureSet features);
 
 // Throws UnsupportedCpuError, which names what is missing, unless `host` has all that is needed.
 void require_cpu_features(CpuFeatureSet needed, CpuFeatureSet host);
 
-// The same for this build on this machine. Costs one load once it has passed.
+// Checks this build's kernels against this machine. After the first success a call costs one load.
 inline void check_cpu() {
   static const bool passed = (require_cpu_features(kKernelCpuFeatures, host_cpu_features()), true);
   static_cast<void>(passed);

@@ -29,7 +29,7 @@ struct BFloat16 {
   operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
-// IEEE binary16. Conversion from f32 rounds to nearest even, in software: exact on every host.
+// IEEE binary16. Conversion from f32 rounds to nearest even, with the same result on every host.
 struct Float16 {
   uint16_t bits = 0;
   Float16() = default;
@@ -88,13 +88,13 @@ constexpr bool is_floating(DType t) { return t <= DType::kF16; }
 constexpr bool is_index(DType t) { return t == DType::kI64 || t == DType::kI32; }
 constexpr bool is_low_precision(DType t) { return t == DType::kBF16 || t == DType::kF16; }
 
-// The type arithmetic on `t` is carried out in: f32 for the 16-bit floats, else `t` itself.
+// The type in which arithmetic on `t` is done: f32 for the 16-bit floats, else `t` itself.
 constexpr DType compute_dtype(DType t) { return is_low_precision(t) ? DType::kF32 : t; }
 // The same for C++ types.
 template <class T>
 using ComputeType = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
 
-// Result type of a binary op on two tensors, PyTorch's lattice: a float beats any integer, bf16 with f16 is f32.
+// Result type of a binary op on two tensors, as in PyTorch: a float beats any integer; bf16 with f16 gives f32.
 constexpr DType promote(DType a, DType b) {
   if (a == b) return a;
   if (is_floating(a) != is_floating(b)) return is_floating(a) ? a : b;

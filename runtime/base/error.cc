@@ -9,7 +9,7 @@
 namespace rondo {
 namespace {
 
-// True for Rondo's own files. Its modules call ops too, but a user wants the line of their own program.
+// True for Rondo's own files. Rondo's modules call ops, too, but users want to see the line of their own program.
 bool is_library_file(std::string_view file) {
   for (std::string_view folder : {"/rondo/modules/", "/rondo/optim/", "/rondo/compile/", "/rondo/runtime/"})
     if (file.find(folder) != file.npos) return true;
@@ -23,7 +23,7 @@ bool is_library_file(std::string_view file) {
   return false;
 }
 
-// The same, cached by the address of the file name, which is a literal. A plug-in that was unloaded may leave a stale
+// is_library_file(), cached by the address of the file name, which is a literal. An unloaded plug-in may leave a stale
 // address behind; the worst outcome is a report that names the wrong frame.
 bool is_known_library_file(const char* file) {
   struct Known {
@@ -55,7 +55,7 @@ void throw_internal(std::string_view what, std::source_location where) {
 
 CallSite::CallSite(std::source_location where) : where_(user_location(where)) {
   const ModuleFrame* frame = ModuleFrame::innermost();
-  known_ = where_.line() != 0 || frame != nullptr;  // not in a graph that was parsed from text
+  known_ = where_.line() != 0 || frame != nullptr;  // false in a graph that was parsed from text
   if (frame != nullptr) module_ = frame->path();
 }
 

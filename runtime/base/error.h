@@ -32,7 +32,7 @@ class StaleTensorError : public Error {
   using Error::Error;
 };
 
-// A device refused what it was asked to do, or does not work any more.
+// A device refused a request, or does not work any more.
 class DeviceError : public Error {
  public:
   explicit DeviceError(const std::string& what, bool lost = false) : Error(what), lost_(lost) {}
@@ -44,7 +44,7 @@ class DeviceError : public Error {
   bool lost_;
 };
 
-// The processor lacks an instruction set that kernels were compiled for. Names it.
+// The processor lacks an instruction set that kernels were compiled for. The message names it.
 class UnsupportedCpuError : public Error {
  public:
   using Error::Error;

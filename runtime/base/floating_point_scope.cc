@@ -6,7 +6,7 @@ namespace rondo {
 
 #if defined(__x86_64__)
 
-// As std::fesetenv() would, but that takes 100 ns.
+// Like std::fesetenv(), which would take 100 ns.
 void FloatingPointScope::enter() noexcept {
   constexpr uint16_t kDefaultX87 = 0x037F;
   asm volatile("fnstcw %0" : "=m"(host_x87_));

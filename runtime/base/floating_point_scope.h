@@ -4,29 +4,29 @@
 //   kernel(context);
 //
 // Note [The host's floating-point state]. A host may trap exceptions (feenableexcept), flush subnormal numbers to zero
-//   (FTZ, DAZ) or choose a rounding (fesetround), at any time and on any thread. Rondo computes as IEEE 754 has it by
-//   default, on every thread: nothing traps, results are rounded to nearest, subnormal numbers are kept. When a public
-//   call returns or throws, the host's settings and its status flags (fetestexcept) are those of before.
-//   Scopes are where Rondo computes, not around what it calls back: `forward`, hooks, tape nodes of the program,
-//   datasets and callbacks see the host's state. They are in:
-//   - every op that runs eagerly (dispatch.cc), the rules of gradients (op_node.cc), printing;
-//   - the numbers that ops and modules compute on the way: the inverse of a divisor, the bound of first weights;
-//   - compile/: what compiles a recording or looks for its code (RegionTrace::run_now, Binding::backward_for), and the
-//     Executor, which runs programs, those of replays and of optimizers among them;
+//   (FTZ, DAZ) or choose a rounding mode (fesetround), at any time and on any thread. Rondo computes with the defaults
+//   of IEEE 754 on every thread: nothing traps, results are rounded to nearest, subnormal numbers are kept. When a
+//   public call returns or throws, it has restored the host's settings and its status flags (fetestexcept).
+//   A scope surrounds Rondo's own computation, not the user code that Rondo calls: `forward`, hooks, tape nodes of the
+//   program, datasets and callbacks see the host's state. Scopes are in:
+//   - every op that runs eagerly (dispatch.cc), the gradient rules (op_node.cc), printing;
+//   - numbers that ops and modules compute on the host: the inverse of a divisor, the bound of initial weights;
+//   - compile/: code that compiles a recording or looks up its kernels (RegionTrace::run_now, Binding::backward_for),
+//     and the Executor, which runs all programs, including replays and optimizer steps;
 //   - optim/: steps, clip_grad_norm_ and GradScaler; the sampler of generation;
-//   - threads that only compute: streams of devices (backend.h), and those of a ProcessGroup.
-//   A thread of the pool runs a job with the settings of the thread that called parallel_for, so all pieces of a kernel
-//   agree, and so do those of a host's own job. An OpDef or a sink of the log that the program provides is called with
-//   Rondo's state; a schedule (optim/schedule.h) in the caller's. A host that changes the settings of x87 and not those
-//   of SSE is not noticed: nothing here computes with x87.
-// Note [Arithmetic in a scope]. Compilers do not know that arithmetic depends on the state: they may move it out of a
-//   scope, but not past a call or an access to memory that others see. Where a function computes with its arguments, or
-//   returns what it computed, here() holds the value in place:
+//   - threads that only compute: device streams (backend.h) and the threads of a ProcessGroup.
+//   A pool thread runs a job with the settings of the thread that called parallel_for, so all pieces of a kernel use
+//   the same settings. This holds for a host's own jobs, too. An OpDef or a log sink that the program provides is
+//   called with Rondo's state, a schedule (optim/schedule.h) with the caller's. Rondo does not notice a host that
+//   changes the x87 settings but not those of SSE; nothing here computes with x87.
+// Note [Arithmetic in a scope]. Compilers do not know that arithmetic depends on this state. They may move it out of a
+//   scope, but not past a call or past an access to memory that others see. If a function computes with its arguments,
+//   or returns what it computed, here() keeps the computation inside the scope:
 //     const FloatingPointScope scope;
 //     return scope.here(1.0 / std::sqrt(scope.here(n)));
 //
-// A scope costs 2 to 5 ns: it reads one register twice, and writes it if the kernel has raised a flag that was not
-// raised before. Scopes nest. A scope ends on the thread that it began on.
+// A scope costs 2 to 5 ns: it reads one register twice, and writes it if the kernel has raised a new flag. Scopes nest.
+// A scope ends on the thread that it began on.
 #pragma once
 
 #include <cstdint>
@@ -42,10 +42,10 @@ class FloatingPointState {
  public:
   static FloatingPointState of_this_thread();
   void apply() const;  // to this thread
-  // apply(), if the settings of this thread are others.
+  // Calls apply() if this thread's settings differ.
   void apply_settings() const;
   bool has_default_settings() const;
-  // The default settings, with these flags.
+  // The default settings with the flags of this state.
   FloatingPointState with_default_settings() const;
   bool operator==(const FloatingPointState& other) const;
 
@@ -78,21 +78,21 @@ class FloatingPointScope {
   FloatingPointScope(const FloatingPointScope&) = delete;
   FloatingPointScope& operator=(const FloatingPointScope&) = delete;
 
-  // The value: what it is made of is computed before this line, and what is made of it, after. Note [Arithmetic in a
-  // scope].
+  // Returns `value`. The compiler computes it before this line, and everything that uses the result after this line.
+  // Note [Arithmetic in a scope].
   template <class T> static T here(T value) {
     asm volatile("" : "+m"(value) : : "memory");
     return value;
   }
 
  private:
-  // From settings that are not the default ones, and back to them.
+  // The slow path: the host's settings are not the default ones.
   [[gnu::cold]] void enter() noexcept;
   [[gnu::cold]] void leave() const noexcept;
 
   FloatingPointState host_;
 #if defined(__x86_64__)
-  uint16_t host_x87_;  // the control word, after enter(): fegetround() and the C library's text ask it for the rounding
+  uint16_t host_x87_;  // x87 control word, set by enter(): fegetround() and strtod() read the rounding mode from it
 #endif
 };
 
@@ -114,7 +114,7 @@ inline FloatingPointState FloatingPointState::of_this_thread() {
   state.word_ = control << 32 | flags;
   return state;
 }
-// To write FPCR stops the processor's pipeline.
+// Writes FPCR only if it changes: a write stalls the processor's pipeline.
 inline void FloatingPointState::apply() const {
   uint64_t control;
   asm volatile("mrs %0, fpcr" : "=r"(control));

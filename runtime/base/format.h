@@ -1,7 +1,7 @@
-// StrFormat() and StrAppendFormat() of absl for a program whose memory may run short: std::bad_alloc leaves these.
-// absl's write the last bytes in a destructor, so a string that cannot grow there ends the process.
+// Like absl's StrFormat() and StrAppendFormat(), but these throw std::bad_alloc when memory runs out. absl's versions
+// write the last bytes in a destructor, so a string that cannot grow there ends the process.
 //
-//   return formatted("%.1f MB", bytes * 1e-6);      // the format is checked as it is compiled
+//   return formatted("%.1f MB", bytes * 1e-6);      // the format is checked at compile time
 #pragma once
 
 #include <cstdint>

@@ -1,16 +1,16 @@
-// HashMap and HashSet: absl's tables, made safe against memory that runs short. The product uses no other hash table of
-// absl (tests/structure_test.sh).
+// HashMap and HashSet: absl's hash tables, made safe when memory runs out. tests/structure_test.sh checks that no other
+// file uses absl's tables directly.
 //
 //   HashMap<std::string, Layer> layers;
 //   auto [at, added] = layers.try_emplace("lm_head", 768, 50257);
 //   if (const auto found = layers.find("wte"); found != layers.end()) use(found->second);
 //
-// What throws (std::bad_alloc, a constructor of a key or a value) leaves the table as it was. absl's own tables do not
-// promise that: one sets its capacity before it asks for memory, and marks a slot as full before the slot is
-// constructed, so both a failed insertion and a failed copy leave a table whose destructor aborts.
+// A call that throws (std::bad_alloc, or from a constructor of a key or value) leaves the table unchanged. absl's own
+// tables do not promise that: they set their capacity before they allocate, and mark a slot as full before they
+// construct it, so after a failed insertion or a failed copy the destructor aborts.
 //
-// Iterators and references live until an insertion of a new key; an erasure ends only those of its own element. Tables
-// can be moved, not copied. Thread safety: as the standard library's.
+// Inserting a new key invalidates iterators and references. Erasing an element invalidates only those to this element.
+// Tables can be moved, not copied. Thread safety is that of the standard containers.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 namespace rondo {
 namespace detail {
 
-// What map and set share. `Table` is absl's. Its elements are moved without throwing.
+// The common part of HashMap and HashSet. `Table` is absl's table; moving its elements does not throw.
 template <class Table> class HashTable {
  public:
   using value_type = typename Table::value_type;
@@ -55,7 +55,7 @@ template <class Table> class HashTable {
   template <class K> const_iterator find(const K& key) const { return table_.find(key); }
   template <class K> bool contains(const K& key) const { return table_.contains(key); }
 
-  // How many elements were erased.
+  // Returns how many elements were erased.
   template <class K> size_t erase(const K& key) { return table_.erase(key); }
   void erase(const_iterator at) { table_.erase(at); }
   void erase(iterator at) { table_.erase(at); }
@@ -66,7 +66,7 @@ template <class Table> class HashTable {
       if (drop(*element)) table_.erase(element);
     }
   }
-  // Small tables keep their memory.
+  // A small table keeps its memory.
   void clear() {
     const size_t capacity = table_.capacity();
     table_.clear();
@@ -79,22 +79,22 @@ template <class Table> class HashTable {
   }
 
  protected:
-  // There is room for one more element.
+  // Ensures room for one more element.
   void make_room() {
     if (left_ > 0) return;
-    // 7, 14, 28, ...: what absl's tables of 7, 15, 31, ... slots take. A table that has seen many erasures may keep its
-    // size: what they leave behind takes room, too.
+    // 7, 14, 28, ...: the elements that absl's tables of 7, 15, 31, ... slots hold. After many erasures the new table
+    // may have the same size: erased slots use up room, and a rebuild frees them.
     size_t room = 7;
     while (room < table_.size() + table_.size() / 2 + 1) room *= 2;
     rebuild(room);
   }
 
   Table table_;
-  size_t left_ = 0;  // so many insertions of new keys do not make the table grow
+  size_t left_ = 0;  // how many new keys fit before the table must grow
 
  private:
-  // A table that got no memory is broken, and its destructor would free memory that it does not have. It owns nothing,
-  // so it is not destroyed.
+  // If the table's allocation fails, its destructor would free memory that was never allocated. The table owns nothing
+  // then, so the union skips the destructor.
   union Unfinished {
     Unfinished() : table() {}
     ~Unfinished() {}
@@ -110,7 +110,7 @@ template <class Table> class HashTable {
     left_ = room - table_.size();
   }
 
-  size_t room_ = 0;  // elements that the table takes if it is empty
+  size_t room_ = 0;  // how many elements fit into the table in all
 };
 
 }  // namespace detail
@@ -121,7 +121,7 @@ template <class Key, class Value> class HashMap : public detail::HashTable<absl:
   using Base::make_room;
   using Base::table_;
   static_assert(std::is_nothrow_move_constructible_v<Key> && std::is_nothrow_move_constructible_v<Value>);
-  // Then absl moves a key, which is const in an element; otherwise it copies the key.
+  // If the pair has standard layout, absl moves the key, although it is const; otherwise it copies the key.
   static_assert(std::is_nothrow_copy_constructible_v<Key> || std::is_standard_layout_v<std::pair<Key, Value>>);
 
  public:

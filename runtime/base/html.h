@@ -1,4 +1,4 @@
-// Text in a page of HTML.
+// Escapes text for a page of HTML.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace rondo {
 
-// `text` as an element or a quoted attribute shows it.
+// `text` with &, <, > and " escaped, for the content of an element or for a quoted attribute.
 inline std::string html_escaped(std::string_view text) {
   std::string out;
   out.reserve(text.size());

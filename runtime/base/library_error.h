@@ -8,13 +8,13 @@
 
 namespace rondo {
 
-// What the library said. A kernel throws it; whoever runs the kernel names the op and the line.
+// The message is the library's. A kernel throws it; the caller of the kernel adds the op and the user's line.
 class LibraryError : public Error {
  public:
   using Error::Error;
 };
 
-// run(). A LibraryError leaves as Error "op: what (file:line, in module.path)".
+// Returns run(). A LibraryError is rethrown as Error "op: what (file:line, in module.path)".
 template <class F> decltype(auto) naming_op(std::string_view op, std::source_location where, F&& run) {
   try {
     return std::forward<F>(run)();

@@ -1,4 +1,4 @@
-// Where in the user's program a call stands.
+// The place of a call in the user's program.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace rondo {
 
-// `where`, or, if that is one of Rondo's own files, the innermost call of a module (ModuleFrame) that is not. A few
-// nanoseconds: cheap enough for every recorded op.
+// Returns `where`, unless that is in one of Rondo's own files: then the innermost module call (ModuleFrame) outside of
+// them. Takes a few nanoseconds: cheap enough for every recorded op.
 std::source_location user_location(std::source_location where);
 
-// A call's place, by value: what runs later, perhaps on another thread, can still name it.
+// A copy of a call's place, so that work that runs later, perhaps on another thread, can still name it.
 class CallSite {
  public:
   // The call that this thread makes now, at `where`.

@@ -29,7 +29,7 @@ namespace {
 
 // ---- The setting
 
-// Returns the number of threads that RONDO_NUM_THREADS or OMP_NUM_THREADS gives; nullopt: neither gives one.
+// Returns the number of threads from RONDO_NUM_THREADS or OMP_NUM_THREADS; nullopt if neither gives one.
 std::optional<int> given_threads() {
   const auto number = [](const char* text, char end_of_number) -> std::optional<int> {
     int n = 0;
@@ -53,9 +53,9 @@ thread_local bool inside = false;
 
 // ---- The pool
 
-// Turns of a waiting loop before a thread sleeps, about 50 us. Waking a thread costs the waker 2 us and begins 5 to 50
-// us later; most ops of a training step follow each other faster than that. libgomp spins for milliseconds, so that a
-// busy neighbour loses a core to threads that only wait.
+// How often a waiting thread polls before it sleeps: about 50 us. To wake a thread takes 2 us of the waker's time, and
+// the thread runs 5 to 50 us later; most ops of a training step follow each other faster than that. libgomp spins for
+// milliseconds, so other processes lose a core to threads that only wait.
 constexpr int kSpins = 1500;
 
 void pause() {
@@ -66,7 +66,7 @@ void pause() {
 #endif
 }
 
-// Returns when `word` is no longer `value`. Sleeps after a while.
+// Returns when `word` is no longer `value`. Spins first, then sleeps.
 void await_change(const std::atomic<uint32_t>& word, uint32_t value) {
   for (int i = 0; i < kSpins; ++i) {
     if (word.load(std::memory_order_acquire) != value) return;
@@ -79,21 +79,22 @@ using PieceFn = absl::FunctionRef<void(uint32_t piece)>;
 
 // Note [Claims]. A job's pieces are split into one range for each thread. A thread claims pieces of its own range, then
 // those of the others. A claim is a compare-exchange on the range's word, and everything else about a job is read after
-// a successful claim: a job cannot end, and its memory cannot change, while a claimed piece is not done. So a thread
-// that comes late may look at the words of any later job: it finds nothing to claim, or helps with that job.
+// a successful claim: a job cannot end, and its memory cannot change, while a claimed piece is not done. So a late
+// thread may safely look at the ranges of a later job: it finds nothing to claim, or it helps with that job.
 //
-// Note [Weak memory order]. ARM may make a thread's writes visible in another order than x86 does. What threads share
-// without a mutex was read for that:
-// - here: the caller writes the job, then the words of the ranges (release). A claim (acquire) reads a word of that
-//   job, or another claim's on top of it, so it sees the job. The decrements of left_ (release) and the caller's last
-//   read (acquire) order the results. What is read before a claim (ranges_used_, words) only says where to look.
-// - pointers that are set once: the pool, tables of devices, states and modules of CUDA, copies of parameters, the
-//   plug-in: release and acquire. Counts of references: the last owner acquires what the others have released.
-// - flags that pieces of a kernel set are relaxed (a bad index, the worst value of an anomaly, a known row of
-//   truth.cc): whoever waits for the job reads them afterwards.
-// - statistics, limits, log levels and choices of tests are relaxed: a thread may see an old value for a moment.
-// - machine code: written, the caches cleaned (place_object()), made executable, then handed on under a mutex.
-// All else is sequentially consistent or under a mutex. TSan runs the same code on x86 (tests/nightly.sh tsan).
+// Note [Weak memory order]. ARM may make a thread's writes visible in another order than x86 does. All data that
+// threads share without a mutex was reviewed for that:
+// - this pool: the caller writes the job, then the words of the ranges (release). A claim (acquire) reads such a word,
+//   or one that a later claim of the same job wrote, so it sees the job. The decrements of left_ (release) and the
+//   caller's last read (acquire) order the results. Reads before a claim (ranges_used_, words) only say where to look.
+// - pointers that are set once (the pool, tables of devices, states and modules of CUDA, copies of parameters, the
+//   plug-in) use release and acquire. Reference counts: the last owner acquires what the others have released.
+// - flags that pieces of a kernel set (a bad index, the worst value of an anomaly, a known row of truth.cc) are
+//   relaxed: they are read only after the job is done.
+// - statistics, limits, log levels and settings for tests are relaxed: a thread may see an old value for a moment.
+// - machine code is written, the caches are cleaned (place_object()), it is made executable, and then it is handed on
+//   under a mutex.
+// Everything else is sequentially consistent or under a mutex. TSan runs this code on x86 (tests/nightly.sh tsan).
 class Pool {
  public:
   // Ends the threads. REQUIRES: the pool is acquired, and is never released again.
@@ -103,12 +104,12 @@ class Pool {
     for (int i = 0; i < started_; ++i) workers_[static_cast<size_t>(i)]->thread.join();
   }
 
-  // A thread that acquires the pool may run one job.
+  // The thread that acquires the pool may run one job.
   bool try_acquire() { return !busy_.exchange(true, std::memory_order_acquire); }
   void release() { busy_.store(false, std::memory_order_release); }
 
-  // Runs all pieces on up to `threads` threads. REQUIRES: the pool is acquired; 2 <= threads <= pieces; `run` does not
-  // throw.
+  // Runs all pieces on up to `threads` threads. REQUIRES: the pool is acquired, 2 <= threads <= pieces. run() may not
+  // throw an exception.
   void run(int threads, uint32_t pieces, PieceFn run) {
     threads = std::min(threads, start(threads - 1) + 1);
     run_ = &run;
@@ -138,7 +139,7 @@ class Pool {
     worker->calls.notify_one();
   }
 
-  // The number of workers, after starting missing ones. Fewer than asked for if the system refuses.
+  // Starts workers until there are `wanted`. Returns their number, which is smaller if the system refuses one.
   int start(int wanted) {
     while (started_ < wanted) {
       Worker* worker = nullptr;
@@ -155,7 +156,7 @@ class Pool {
   }
 
   void serve(Worker& self, int own) {
-    std::fesetenv(FE_DFL_ENV);  // a thread begins with the state of the one that starts it
+    std::fesetenv(FE_DFL_ENV);  // a new thread inherits the state of its creator
     inside = true;
     for (uint32_t seen = 0; !stop_.load(std::memory_order_acquire);) {
       await_change(self.calls, seen);
@@ -175,7 +176,7 @@ class Pool {
           continue;
         settings_.apply_settings();
         (*run_)(static_cast<uint32_t>(at >> 32));
-        // The job may be gone after the last piece, so what follows touches only the pool.
+        // The job may be gone after the last piece, so the lines below use only the pool.
         if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_all();
         at = word.load(std::memory_order_relaxed);
       }
@@ -192,14 +193,14 @@ class Pool {
   int started_ = 0;  // guarded by busy_
 };
 
-// Holds the process's pool. Pools are never freed, as some thread may be about to ask for one; they stay reachable.
+// Holds the process's pool. Pools are never freed, because a thread may still be about to use one.
 class PoolOwner {
  public:
   static PoolOwner& instance() {
     static PoolOwner* owner = new PoolOwner;
     return *owner;
   }
-  // Null if memory is out.
+  // Returns null if there is no memory for the pool.
   Pool* get() {
     if (Pool* pool = pool_.load(std::memory_order_acquire)) return pool;
     std::lock_guard lock(mutex_);
@@ -207,7 +208,7 @@ class PoolOwner {
       pool_.store(new (std::nothrow) Pool, std::memory_order_release);
     return pool_.load(std::memory_order_relaxed);
   }
-  // After that, parallel_for runs inline. A pool that another thread still uses is left alone.
+  // Afterwards parallel_for runs inline. A pool that another thread still uses is left alone.
   void end() {
     Pool* pool = pool_.load(std::memory_order_acquire);
     if (pool != nullptr && pool->try_acquire()) pool->end();
@@ -227,7 +228,7 @@ class PoolOwner {
   Pool* of_parent_ = nullptr;
 };
 
-// Ends the threads with the process, or with the shared library that holds their code.
+// Ends the pool's threads when the process ends, or when the shared library that holds their code is unloaded.
 struct PoolEnd {
   ~PoolEnd() { PoolOwner::instance().end(); }
 };
@@ -281,14 +282,14 @@ void parallel_for(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, int6
   if (team <= 1) return fn(0, n);
   Pool* const shared = pool();
   if (shared == nullptr || !shared->try_acquire()) return fn(0, n);
-  // Several pieces for each thread: one that is held up, by another process on its core, leaves the rest to the others.
+  // Several pieces for each thread: if another process delays one thread, the other threads take its remaining pieces.
   constexpr int64_t kPiecesPerThread = 4;
   const int64_t pieces = std::min(most, team * kPiecesPerThread);
   ErrorSlot slot;
   const memory::Cause* const cause = memory::Cause::innermost();
   inside = true;
   shared->run(static_cast<int>(team), static_cast<uint32_t>(pieces), [&](uint32_t piece) {
-    const memory::Cause::TakenOver of_caller(cause);  // what a piece allocates is the op's
+    const memory::Cause::TakenOver of_caller(cause);  // allocations of a piece belong to the caller's op
     try {
       fn(n * piece / pieces, n * (piece + 1) / pieces);
     } catch (...) {

@@ -27,11 +27,11 @@ inline constexpr int kMaxThreads = 1024;
 // The number of threads that one parallel_for uses, its caller included. One setting for the process: it holds for
 // every thread and for every op. Defaults to RONDO_NUM_THREADS, else to OMP_NUM_THREADS, else to the cores that this
 // process may use: those of its affinity mask, or fewer if its container has a CPU quota. Results do not depend on it.
-// Throws Error if RONDO_NUM_THREADS is not a number from 1 to kMaxThreads. OMP_NUM_THREADS is for other libraries, too:
-// of a list ("4,2") the first number counts, and what is no such number is ignored.
+// Throws Error if RONDO_NUM_THREADS is not a number from 1 to kMaxThreads. OMP_NUM_THREADS is shared with other
+// libraries: the first number of a list ("4,2") counts, and an invalid value is ignored.
 int num_threads();
-// One sentence if that default follows a quota; else empty. The library prints nothing: programs may, as train_gpt and
-// rondorun do.
+// One sentence for the user if a CPU quota limits the default, else empty. The library itself prints nothing; programs
+// such as train_gpt and rondorun print this.
 std::string why_fewer_threads();
 // Throws Error unless 1 <= n <= kMaxThreads.
 void set_num_threads(int n);
@@ -62,10 +62,10 @@ bool in_parallel();
 
 // Note [Threads]
 // Rondo starts these threads: those of this pool, at most num_threads() - 1 of them, with the first op that needs them;
-// a DataLoader's workers, until it is destroyed; a ProcessGroup's (dist/groups/process_group.h). No other, also for
-// compiling. They block no signals and install no handlers, so a host that wants its signals on one thread blocks them
-// before it starts others. A child process after fork() starts threads of its own. It may use the library if no other
-// thread was inside of it at the fork.
+// the workers of a DataLoader, which end with it; those of a ProcessGroup (dist/groups/process_group.h). It starts no
+// others, not even for compiling. They block no signals and install no handlers, so a host that wants its signals on
+// one thread blocks them before Rondo starts threads. A child process after fork() starts threads of its own. It may
+// use the library if no other thread was inside the library at the fork.
 //
 // Calls may run at the same time if they share no tensor, module, optimizer, loader or generator. Two models in
 // two threads, each with its optimizer, give the same bits as one after the other. Beyond that:
@@ -80,11 +80,10 @@ bool in_parallel();
 // | loading and saving files, compile_regions of two models  | yes                                                  |
 // | a handle of the C API (rondo_c.h)                        | yes: calls wait for each other                       |
 //
-// So a thread that shows text while another one trains the same model lets the training thread generate (in a callback
-// of the Trainer), or waits until it pauses.
+// Example: one thread trains a model, another one shows text that the model generates. Either the training thread
+// generates it (in a callback of the Trainer), or the other thread waits until training pauses.
 //
 // Settings of one thread: gradient mode, autocast, default_generator(), OneThread, error frames, EagerScope. A new
 // thread begins with the defaults.
 // Settings of the process: set_num_threads(), allocator::set_cache_limit(), memory::set_limit(), memory::Recording (one
-// at a time), compile::set_stance(), compile::log, the caches of kernels. They hold for all models; none belongs to
-// one.
+// at a time), compile::set_stance(), compile::log, the caches of kernels. They hold for all models.

@@ -1,10 +1,10 @@
-// PerThread: a T of each thread, made when the thread first asks for it.
+// PerThread: one T for each thread, made when the thread first calls get().
 //
 //   if (Spare* spare = PerThread<Spare>::get()) spare->blocks.push_back(block);
 //
 // get() is null once the thread has destroyed its T: at the end of the thread, and on the main thread when main() has
-// returned. Destructors of a program's global objects run after that, and may call ops, so every caller does without. A
-// plain thread_local object with a destructor would be used after it. T must be a type of one file.
+// returned. Destructors of a program's global objects run after that and may call ops, so every caller must handle
+// null. A plain thread_local object would be used after its destruction. Only one file may use PerThread of the same T.
 #pragma once
 
 namespace rondo {

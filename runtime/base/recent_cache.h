@@ -1,9 +1,9 @@
-// Values that are slow to make, by key: those that were used last, up to `capacity` of them, for all threads.
+// An LRU cache for values that are slow to make: it keeps the `capacity` most recently used ones, for all threads.
 //
 //   RecentCache<MatmulCall, Product> cache(1024);
 //   const std::shared_ptr<const Product> product = cache.get(call, [&] { return make_product(call); });
 //
-// A value that is dropped lives on where it is in use. Thread safe.
+// A dropped value lives on as long as someone holds its pointer. Thread safe.
 #pragma once
 
 #include <cstddef>
@@ -23,19 +23,19 @@ template <class Key, class Value> class RecentCache {
   RecentCache(const RecentCache&) = delete;
   RecentCache& operator=(const RecentCache&) = delete;
 
-  // The value, which `make` makes if it is not there. Threads that want the same new value wait for one that makes it,
-  // and so do all others: `make` may not come back here.
+  // Returns the value of `key`; calls make() if there is none. `make` runs under the lock: all other threads wait
+  // meanwhile, and `make` may not use this cache.
   template <class Make> Pointer get(const Key& key, Make make) {
     const std::lock_guard lock(mutex_);
     if (Pointer found = find_and_touch(key)) return found;
     return insert(key, make());
   }
-  // Null: it is not there.
+  // Returns null if `key` is not in the cache.
   Pointer find(const Key& key) {
     const std::lock_guard lock(mutex_);
     return find_and_touch(key);
   }
-  // For a value that was made without the lock. Returns what another thread has added meanwhile, or else `value`.
+  // Adds a value that was made without the lock. If another thread has added one meanwhile, returns that one.
   Pointer add(const Key& key, Pointer value) {
     const std::lock_guard lock(mutex_);
     if (Pointer found = find_and_touch(key)) return found;

@@ -68,8 +68,8 @@ struct ScalarArg {
   std::source_location where;
 };
 
-// The dtype of an op on a tensor of `tensor` and a scalar. The scalar widens the tensor only if it is of a higher kind
-// (bool, then integers, then floats), and then to that kind's default: i64 or f32.
+// The result dtype of an op on a tensor of dtype `tensor` and a scalar. A scalar of the same or a lower kind (bool <
+// integer < float) keeps the tensor's dtype. A scalar of a higher kind gives that kind's default: i64 or f32.
 constexpr DType promote(DType tensor, Scalar scalar) {
   if (scalar.kind() == Scalar::Kind::kReal && !is_floating(tensor)) return kF32;
   if (scalar.kind() == Scalar::Kind::kInteger && tensor == kBool) return kI64;

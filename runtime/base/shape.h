@@ -72,7 +72,7 @@ class Dims {
   int32_t rank_ = 0;
 };
 
-// The dimensions that a reduction reduces: none for all of them, one number, or a list.
+// The dimensions that a reduction reduces: one number or a list. An empty list means all dimensions.
 //   sum(x)   sum(x, 1)   sum(x, {0, -1})
 class ReduceDims {
  public:
@@ -127,7 +127,7 @@ inline bool is_contiguous(const Dims& sizes, const Dims& strides) {
   return true;
 }
 
-// The dimension that `dim` names: -1 is the last one. A scalar counts as one dimension, so rank 0 takes -1 and 0.
+// Returns `dim` as a number from 0: -1 is the last dimension. A scalar counts as one dimension, so rank 0 takes -1, 0.
 // Throws Error "op: dimension 3 is out of range for [2, 4]".
 int normalize_dim(const char* op, int64_t dim, const Dims& sizes, std::source_location where);
 // The same for a rank without sizes; the message gives the number of dimensions.
@@ -136,7 +136,7 @@ int normalize_dim(const char* op, int64_t dim, int rank, std::source_location wh
 // The shape that `a` and `b` broadcast to, by NumPy's rules. Returns false if they do not broadcast.
 bool broadcast_shapes(const Dims& a, const Dims& b, Dims& out);
 
-// The strides that read a tensor of (sizes, strides) broadcast to `to`: 0 in each stretched dimension.
+// The strides that read a tensor of (sizes, strides) as if broadcast to `to`: 0 in each broadcast dimension.
 Dims broadcast_strides(const Dims& sizes, const Dims& strides, const Dims& to);
 
 }  // namespace rondo

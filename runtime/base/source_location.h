@@ -1,5 +1,5 @@
-// <source_location>, which is empty for Clang 14: a builtin is missing there. Then the class is here, in the layout of
-// GCC's library, so that a program of Clang 14 can use a Rondo that another compiler built.
+// <source_location>, also for Clang 14, which lacks a builtin that the standard header needs. For Clang 14 the class is
+// defined here in the layout of GCC's library, so that such a program can use a Rondo that another compiler built.
 #pragma once
 
 #include <source_location>

@@ -1,17 +1,17 @@
-// SymFloat: a float attribute of a call, as rules of ops see it. It is a double that may also be a symbol. While a
+// SymFloat: a float attribute of a call, as the rules of ops see it. It is a double that may also be a symbol. While a
 // region is compiled, each float of the recording is a symbol, and rules (gradients, decompositions, `infer`) run on
-// symbols. The compiler so learns how every float of a kernel follows from the floats of a call, and a call with other
-// floats needs no rule again.
+// symbols. The compiler thus learns how each float of a kernel is computed from the floats of a call, and does not run
+// the rules again for a call with other floats.
 //
 //   const SymFloat s = g.scalar(0);
 //   g.set(0, call(kPowScalarGrad, {x, grad}, {.floats = {s - 1.0}}) * s);   // s - 1.0 is a new symbol
 //   if (s == 2.0) ...                                                       // holds for calls with the same answer
 //   only
 //
-// Arithmetic on a symbol makes a symbol. A comparison becomes a guard: the compiled code serves the calls for which it
-// has the same outcome. A conversion to double becomes a guard, too: the code then serves that one value. So a rule
-// that knows nothing of symbols is right, and one that stays with SymFloat is also fast. Outside of a compiler no
-// SymFloat is a symbol, and all of this is arithmetic on doubles.
+// Arithmetic on a symbol makes a symbol. A comparison becomes a guard: the compiled code serves only calls in which the
+// comparison has the same outcome. A conversion to double becomes a guard on that one value. So a rule that converts to
+// double is correct, and a rule that keeps SymFloat also serves other values. Outside of compilation no SymFloat is a
+// symbol, and all of this is arithmetic on doubles.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@
 #pragma GCC visibility push(default)
 namespace rondo {
 
-enum class FloatOp : uint8_t { kAdd, kSub, kMul, kDiv, kNeg, kMin, kMax, kToF32 };  // kNeg, kToF32: of `a`
+enum class FloatOp : uint8_t { kAdd, kSub, kMul, kDiv, kNeg, kMin, kMax, kToF32 };  // kNeg and kToF32 ignore `b`
 enum class FloatTest : uint8_t { kLess, kLessEqual, kEqual, kSameBits };
 
 constexpr double value_of(FloatOp op, double a, double b) {
@@ -49,11 +49,11 @@ class SymFloat {
   constexpr SymFloat(T value) : value_(static_cast<double>(value)), symbol_(-1) {}
   constexpr SymFloat(double value, int32_t symbol) : value_(value), symbol_(symbol) {}
 
-  // For text and for the compiler: nothing is guarded, so nothing may be decided by it.
+  // For text and for the compiler. Adds no guard, so no decision may depend on it.
   constexpr double value() const { return value_; }
-  // -1: it is a constant.
+  // -1 for a constant.
   constexpr int32_t symbol() const { return symbol_; }
-  // The value, which a symbol then keeps.
+  // The value. For a symbol, adds a guard on this value.
   constexpr operator double() const {
     if (symbol_ >= 0) [[unlikely]]
       test(FloatTest::kSameBits, *this, value_, true);
@@ -75,7 +75,7 @@ class SymFloat {
   }
 
  private:
-  // A symbol of the tracer that is active on this thread. Throws InternalError if there is none.
+  // Asks the tracer that is active on this thread for a symbol. Throws InternalError if there is no tracer.
   static SymFloat trace(FloatOp op, SymFloat a, SymFloat b, double value);
   static void test(FloatTest test, SymFloat a, SymFloat b, bool outcome);
 
@@ -143,14 +143,14 @@ class FloatTracer {
   virtual ~FloatTracer() = default;
   // The symbol of op(a, b), whose value is `value`.
   virtual int32_t trace(FloatOp op, SymFloat a, SymFloat b, double value) = 0;
-  // What follows holds for floats with this outcome only.
+  // From here on the compiled code is valid only for floats for which `test` has this outcome.
   virtual void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) = 0;
 };
 
 // This thread's tracer, or null.
 FloatTracer* active_float_tracer();
 
-// While it lives, arithmetic on symbols of this thread goes to `tracer`.
+// While in scope, this thread's arithmetic on symbols goes to `tracer`.
 class FloatTracerScope {
  public:
   explicit FloatTracerScope(FloatTracer* tracer);

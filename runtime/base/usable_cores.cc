@@ -22,7 +22,7 @@ namespace {
 
 using Fields = std::vector<std::string>;
 
-// One hierarchy of control groups that can have quotas, as it is mounted here.
+// A mounted hierarchy of control groups that can have CPU quotas.
 struct Mount {
   std::string point;  // "/sys/fs/cgroup"
   std::string group;  // the group that `point` shows: "/", or a container's own
@@ -56,8 +56,8 @@ std::string unescaped(std::string_view text) {
   return plain;
 }
 
-// Lines of proc(5): "36 35 0:31 GROUP POINT rw,relatime shared:9 - cgroup2 cgroup2 rw". Any number of fields may stand
-// in front of the "-".
+// Lines of mountinfo, see proc(5): "36 35 0:31 GROUP POINT rw,relatime shared:9 - cgroup2 cgroup2 rw". The number of
+// optional fields before the "-" varies.
 std::vector<Mount> mounts(const std::string& root) {
   std::vector<Mount> found;
   for (const std::string& line : lines_of(root + "/proc/self/mountinfo")) {
@@ -71,7 +71,8 @@ std::vector<Mount> mounts(const std::string& root) {
   return found;
 }
 
-// This process's group in that version's hierarchy: lines "4:cpu,cpuacct:/GROUP", or "0::/GROUP" for version 2.
+// This process's group in the hierarchy of that version. The lines are "4:cpu,cpuacct:/GROUP" in version 1, "0::/GROUP"
+// in version 2.
 std::optional<std::string> own_group(const std::string& root, bool is_v2) {
   for (const std::string& line : lines_of(root + "/proc/self/cgroup")) {
     const Fields fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
@@ -80,7 +81,7 @@ std::optional<std::string> own_group(const std::string& root, bool is_v2) {
   return std::nullopt;
 }
 
-// `group` as seen from `top`: "" for the same group, "/a/b" for one inside. Nothing if it lies elsewhere.
+// The path of `group` relative to `top`: "" for `top` itself, "/a/b" for a group inside it, otherwise nothing.
 std::optional<std::string> below(const std::string& top, const std::string& group) {
   const std::string prefix = top == "/" ? "" : top;
   const std::string whole = group == "/" ? "" : group;
@@ -95,7 +96,7 @@ std::string first_line(const std::string& path) {
   return lines.empty() ? "" : lines[0];
 }
 
-// The quota of one group alone. Microseconds in each period; "max", or -1 in version 1: no limit.
+// The quota of one group without its parents. The files give microseconds per period; "max" or -1 means no limit.
 std::optional<CpuQuota> quota_of(const std::string& root, const std::string& folder, bool is_v2) {
   const std::string file = folder + (is_v2 ? "/cpu.max" : "/cpu.cfs_quota_us");
   Fields numbers = absl::StrSplit(first_line(root + file), ' ', absl::SkipEmpty());
@@ -114,8 +115,8 @@ std::optional<CpuQuota> cpu_quota(const std::string& root) {
   for (const Mount& mount : mounts(root)) {
     const std::optional<std::string> group = own_group(root, mount.is_v2);
     if (!group) continue;
-    // A container may be told its group's name on the host, and see a mount that begins elsewhere. Its own group is
-    // then the mount's top.
+    // A container may see its group's name on the host, but a mount that does not contain that name. Its own group is
+    // then the top of the mount.
     std::string folder = mount.point + below(mount.group, *group).value_or("");
     while (folder.size() >= mount.point.size()) {
       if (std::optional<CpuQuota> quota = quota_of(root, folder, mount.is_v2))
@@ -129,7 +130,7 @@ std::optional<CpuQuota> cpu_quota(const std::string& root) {
 }
 
 int cores_of_affinity() {
-  // The system says EINVAL while the mask is too small for the cores of the machine.
+  // sched_getaffinity() fails with EINVAL while the mask is too small for the cores of the machine.
   for (int most = 1024; most <= 1 << 20; most *= 2) {
     cpu_set_t* const set = CPU_ALLOC(static_cast<size_t>(most));
     if (set == nullptr) break;

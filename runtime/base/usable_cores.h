@@ -1,5 +1,5 @@
 // The cores that this process may use: those of its affinity mask, and no more than its container's quota pays for.
-// More threads than the quota pays for are worse than none: the kernel stops all of them for the rest of each period.
+// Too many threads use up the quota early, and the kernel then stops all of them for the rest of each period.
 //
 //   docker run --cpus=1.5 ...    // on a machine of 64 cores: usable_cores() is 2
 //
@@ -14,19 +14,19 @@ namespace rondo {
 // Processor time that a control group may use, in cores.
 struct CpuQuota {
   double cores = 0;
-  std::string file;  // that says so: "/sys/fs/cgroup/cpu.max"
+  std::string file;  // the file that sets the quota: "/sys/fs/cgroup/cpu.max"
 };
 
-// The smallest quota of this process's control group and of the groups around it, in version 1 (cpu.cfs_quota_us) and 2
-// (cpu.max) of control groups. Nothing if there is none, or if the system does not say. `root`, for tests: the folder
-// that holds proc/self/cgroup, proc/self/mountinfo and the mounted files.
+// The smallest quota among this process's control group and its parent groups, in version 1 (cpu.cfs_quota_us) or 2
+// (cpu.max) of control groups. Nothing if there is none, or if it cannot be read. `root` is for tests: the folder that
+// holds proc/self/cgroup, proc/self/mountinfo and the mounted files.
 std::optional<CpuQuota> cpu_quota(const std::string& root = "");
 
 // Cores of the affinity mask; those of the machine if the system has no such mask.
 int cores_of_affinity();
 
-// The smaller one of cores_of_affinity() and the quota, rounded up. At least 1. `why`, if not null: one sentence for
-// the user if the quota is the smaller one, else empty.
+// The smaller one of cores_of_affinity() and the quota, rounded up. At least 1. If `why` is not null, it becomes one
+// sentence for the user if the quota is the smaller one, else empty.
 int usable_cores(std::string* why = nullptr, const std::string& root = "");
 
 }  // namespace rondo

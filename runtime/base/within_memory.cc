@@ -7,7 +7,7 @@
 
 namespace rondo {
 namespace {
-// Made while there is memory. A copy needs none: the text is shared.
+// Made while there is still memory. Throwing a copy allocates no text, because copies share it.
 const OutOfMemoryError kOutOfMemory("out of memory");
 }  // namespace
 

@@ -1,10 +1,10 @@
-// The edge of a public function: memory that runs short leaves it as OutOfMemoryError, with the function's name.
+// Wraps the body of a public function: if memory runs out, callers get an OutOfMemoryError with the function's name.
 //
 //   Tensor read_image(const std::string& path) {
 //     return within_memory("read_image", [&] { ... });
 //   }
 //
-// Between here and there std::bad_alloc travels as it is.
+// Inside the body std::bad_alloc is neither caught nor changed.
 #pragma once
 
 #include <new>
@@ -19,13 +19,13 @@ namespace rondo {
 
 // Thrown when memory is exhausted: the system's, or that of memory::set_limit(). Public functions also throw it if only
 // a few bytes of bookkeeping are missing; functions that read files may throw FileError instead. If an allocation of
-// the program itself fails, such as one for the arguments of a call, it throws std::bad_alloc as ever.
+// the program itself fails, such as one for the arguments of a call, the program gets std::bad_alloc as usual.
 //
-// The objects of the call are as before, so the call may be made again. But if backward() throws it, some gradients are
-// accumulated already: call zero_grad() before you go on. If merge_adapter() throws it, unmerge_adapter() undoes the
-// part that is merged. If LLVM finds no memory while it compiles, this process does not enter LLVM again: kernels that
-// are not compiled yet run eagerly, with a warning. A lack of memory ends the process only while LLVM is loaded, with
-// the first kernel.
+// The objects of the call are unchanged, so the call may be repeated. But after backward() some gradients may already
+// be accumulated: call zero_grad() before you go on. After merge_adapter(), unmerge_adapter() undoes the part that is
+// merged. If LLVM runs out of memory while it compiles, this process does not call LLVM again: kernels that are not
+// compiled yet run eagerly, with a warning. A lack of memory ends the process only while LLVM is loaded, with the first
+// kernel that is compiled.
 class OutOfMemoryError : public Error {
  public:
   using Error::Error;
@@ -34,7 +34,7 @@ class OutOfMemoryError : public Error {
 // Throws OutOfMemoryError "what: not enough memory", or "out of memory" if not even that text can be made.
 [[noreturn, gnu::cold]] void throw_out_of_memory(std::string_view what);
 
-// run(). std::length_error is a size from a file or a caller that no memory has.
+// Returns run(). A std::length_error counts as out of memory: a file or a caller gave a size that no memory can hold.
 template <class F> decltype(auto) within_memory(std::string_view what, F&& run) {
   try {
     return std::forward<F>(run)();

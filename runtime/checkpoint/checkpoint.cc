@@ -28,7 +28,7 @@ constexpr std::string_view kFormat = "rondo.checkpoint.1";
 constexpr std::string_view kPrefix = "ckpt-", kSuffix = ".safetensors";
 constexpr std::string_view kModel = "model.", kOptimizer = "optimizer.", kExtra = "extra.";
 
-// Names are fixed-width up to 99,999,999 steps and grow beyond; the number decides, not the spelling.
+// Names have a fixed width up to step 99,999,999 and are longer beyond. Checkpoints are ordered by number, not by name.
 std::string name_of_step(int64_t step) {
   return absl::StrCat(std::string(kPrefix), absl::Dec(step, absl::kZeroPad8), std::string(kSuffix));
 }
@@ -47,7 +47,7 @@ bool is_leftover(std::string_view name) {
   return name.starts_with(std::string(AtomicFile::kTempPrefix) + std::string(kPrefix));
 }
 
-// Files of this module in `folder`: (step, path), newest first; leftovers of killed writers have step -1.
+// The checkpoint files in `folder`: (step, path), newest first. Temporary files of killed writers have step -1.
 std::vector<std::pair<int64_t, std::string>> scan(const std::string& folder) {
   std::vector<std::pair<int64_t, std::string>> found;
   for (const std::string& name : list_folder(folder)) {
@@ -58,8 +58,8 @@ std::vector<std::pair<int64_t, std::string>> scan(const std::string& folder) {
   return found;
 }
 
-// ---- Scalars as JSON. Finite doubles are written in the shortest form that reads back to the same bits, always with a
-// '.' or an exponent so that they stay doubles; others as {"f64": "bits in hexadecimal"}.
+// ---- Scalars as JSON. Finite doubles have the shortest form that reads back to the same bits, always with a '.' or an
+// exponent, so that they stay doubles. Other doubles are {"f64": "bits in hexadecimal"}.
 
 std::string to_json(const std::string& path, const Scalars& state) {
   std::string out = "{";
@@ -86,7 +86,7 @@ std::string to_json(const std::string& path, const Scalars& state) {
     }
   }
   out += '}';
-  // Reading it back now is cheaper than learning at resume that a string was not valid UTF-8.
+  // Reads the text back, so that invalid UTF-8 is an error now and not at the resume.
   JsonReader(path, out).skip();
   return out;
 }
@@ -125,7 +125,8 @@ Scalars parse_state(const std::string& path, std::string_view text) {
   return state;
 }
 
-// Over everything that matters, each part behind its length so that no two contents run together.
+// The checksum over the metadata and all tensors. Each part is preceded by its length, so that moving bytes from one
+// part to the next changes the checksum.
 std::string checksum_of(const Metadata& metadata, const TensorMap& tensors) {
   Checksum sum;
   const auto part = [&](std::string_view text) {
@@ -148,7 +149,7 @@ std::string checksum_of(const Metadata& metadata, const TensorMap& tensors) {
   return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16));
 }
 
-// How many values of a dense tensor are not finite. An exponent of ones says so in every format.
+// The number of values of a dense tensor that are not finite: in every format, all bits of their exponent are 1.
 template <class Bits> int64_t count_nonfinite(const Tensor& tensor, Bits exponent) {
   const std::byte* values = static_cast<const std::byte*>(tensor.raw_data());
   std::atomic<int64_t> total = 0;
@@ -208,10 +209,10 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   make_folders(folder);
   save_safetensors(path, tensors, metadata);
 
-  // Pruning. What cannot be removed now is removed next time: the checkpoint itself is safe.
+  // Prunes. A file that cannot be removed is left for the next save; the new checkpoint is safe already.
   int kept = 0;
   for (const auto& [step, file] : scan(folder)) {
-    if (step > checkpoint.step) continue;  // of an abandoned future: not ours to judge
+    if (step > checkpoint.step) continue;  // from a run that went further before this run was resumed
     if (step >= 0 && kept++ < options.keep) continue;
     ::unlink(file.c_str());
   }

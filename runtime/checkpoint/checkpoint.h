@@ -1,4 +1,4 @@
-// Training checkpoints that survive a kill at any moment, bit for bit.
+// Training checkpoints. A kill at any moment does not damage them, and they restore every bit.
 //
 //   io::Checkpoint now{.step = step, .model = model_state, .optimizer = optimizer_state};
 //   now.state["best_loss"] = best_loss;
@@ -6,14 +6,15 @@
 //   ...
 //   if (auto latest = io::load_latest_checkpoint("out"); latest.checkpoint) resume(*latest.checkpoint);
 //
-// One checkpoint is one safetensors file, <folder>/ckpt-00001000.safetensors, because one rename is atomic and a folder
-// of files is not: tensors "model.<name>", "optimizer.<name>" and "extra.<name>", and in the metadata "format", "step",
-// "state" (a JSON object of the scalars) and "checksum" (XXH64 over everything else). Any safetensors reader can open
-// it. Order of a save: write a temporary file, fsync, rename, fsync the folder, and only then prune. One process writes
-// a folder at a time (rank 0).
+// A checkpoint is one safetensors file, <folder>/ckpt-00001000.safetensors, because renaming one file is atomic, but
+// writing a folder of files is not. It has tensors "model.<name>", "optimizer.<name>" and "extra.<name>". Its metadata
+// has "format", "step", "state" (a JSON object of the scalars) and "checksum" (XXH64 of everything else). Any
+// safetensors reader can open it. A save writes a temporary file, fsyncs it, renames it, fsyncs the folder, and only
+// then prunes old checkpoints. Only one process (rank 0) may write to a folder.
 //
-// A resumed process has no gradients. So drop them after each step (Optimizer::zero_grad()) and do not set them to zero
-// (StepOptions::zero_grad): compiled bf16 code that adds to a gradient rounds otherwise than code that makes one.
+// For a resume with equal bits: a resumed process has no gradients, so drop them after each step with
+// Optimizer::zero_grad(); do not set them to zero (StepOptions::zero_grad). Compiled bf16 code that accumulates into a
+// gradient rounds differently than code that creates one.
 #pragma once
 
 #include <cstdint>
@@ -30,19 +31,19 @@
 namespace rondo::io {
 
 using Scalar = std::variant<bool, int64_t, double, std::string>;
-// Doubles keep their bits, infinities and NaNs included.
+// Doubles keep all bits, also those of infinities and NaNs.
 using Scalars = std::map<std::string, Scalar>;
 
 struct Checkpoint {
   int64_t step = 0;
   TensorMap model = {};
   TensorMap optimizer = {};
-  // RNG state, data position, best loss, configuration: whatever resuming needs.
+  // Other values that a resume needs: RNG state, data position, best loss, configuration.
   Scalars state = {};
-  // Tensors of anything else: the best parameters so far, loss scales.
+  // Other tensors: the best parameters so far, loss scales.
   TensorMap extra = {};
 
-  // Reads state[name] as a T: bool, int64_t, double or std::string. Throws Error if it is absent or of another type.
+  // Returns state[name] as a T: bool, int64_t, double or std::string. Throws Error if it is missing or of another type.
   template <class T> const T& get(const std::string& name) const {
     const auto at = state.find(name);
     const T* value = at == state.end() ? nullptr : std::get_if<T>(&at->second);
@@ -53,13 +54,13 @@ struct Checkpoint {
 };
 
 struct CheckpointOptions {
-  int keep = 2;  // newest checkpoints that stay, the one just written included; at least 1
-  // Saves NaN and infinities, too. A model that has some is beyond repair, and its checkpoint would push out a good
-  // one.
+  int keep = 2;  // the number of newest checkpoints that stay, including the one just written; at least 1
+  // Also saves NaN and infinities. By default this is an error: such a model cannot be trained on, and its checkpoint
+  // would replace a good one.
   bool allow_nonfinite = false;
 };
 
-// A tensor that was to be saved has values that are not finite; nothing was written.
+// A tensor of the checkpoint has values that are not finite. Nothing was written.
 class NonFiniteError : public Error {
  public:
   NonFiniteError(std::string tensor, const std::string& message) : Error(message), tensor_(std::move(tensor)) {}
@@ -69,9 +70,9 @@ class NonFiniteError : public Error {
   std::string tensor_;
 };
 
-// Writes the checkpoint of `checkpoint.step`, replacing one of the same step; returns its path. Creates `folder`.
-// Throws FileError, or NonFiniteError; then the checkpoints that were there are still there. Pruning removes only files
-// of this module, and never one of a later step than the one just written.
+// Writes the checkpoint, replacing one of the same step, and returns its path. Creates `folder`. Throws FileError or
+// NonFiniteError; then all earlier checkpoints are still there. Pruning removes only checkpoints and their temporary
+// files, and never a checkpoint of a later step.
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, CheckpointOptions options = {});
 
 // Reads one file and verifies its checksum. Tensors are copy-on-write views of the mapped file (safetensors.h); copy
@@ -83,19 +84,19 @@ struct SkippedCheckpoint {
   std::string reason;
 };
 struct LatestCheckpoint {
-  std::optional<Checkpoint> checkpoint;    // nothing if no file is loadable
-  std::string path;                        // of `checkpoint`
+  std::optional<Checkpoint> checkpoint;    // nullopt if no file can be loaded
+  std::string path;                        // the file of `checkpoint`
   std::vector<SkippedCheckpoint> skipped;  // newer files that are damaged, newest first
 };
 
-// The newest checkpoint that is whole. A missing or empty folder gives an empty result.
+// Loads the newest checkpoint that is not damaged. A missing or empty folder gives an empty result.
 LatestCheckpoint load_latest_checkpoint(const std::string& folder);
 
 // Paths of all checkpoints in `folder`, newest first, without opening them.
 std::vector<std::string> list_checkpoints(const std::string& folder);
 
-// Removes every checkpoint and leftover of one in `folder`: a new run in an old folder must not resume from the old
-// one.
+// Removes all checkpoints in `folder`, and temporary files of unfinished ones. For a new run in an old folder, which
+// must not resume from the old run.
 void remove_checkpoints(const std::string& folder);
 
 }  // namespace rondo::io

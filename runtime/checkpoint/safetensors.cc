@@ -29,12 +29,12 @@ DType parse_dtype(const JsonReader& json, std::string_view text, const std::stri
                          "; supported are F64 F32 BF16 F16 I64 I32 U8 BOOL"));
 }
 
-// {"dtype": .., "shape": [..], "data_offsets": [begin, end]}: each exactly once, nothing else.
+// Reads {"dtype": .., "shape": [..], "data_offsets": [begin, end]}: each field exactly once, and no other field.
 TensorEntry parse_entry(JsonReader& json, std::string name) {
   TensorEntry entry;
   entry.name = std::move(name);
   bool has_dtype = false, has_shape = false, has_offsets = false;
-  // The product of the sizes, zeros counted as 1: strides are such products, and they must not overflow either.
+  // The product of the sizes, where a 0 counts as 1. Strides are such products, and they must not overflow either.
   int64_t span = 1;
   bool empty = false;
   const auto once = [&](bool& seen, std::string_view key) {
@@ -144,7 +144,7 @@ void SafetensorsFile::parse_header(std::string_view header) {
   if (twin != entries_.end()) throw FileError(path(), "two tensors named " + shown(twin->name));
 }
 
-// The tensors must tile the data exactly. Sorting by offset finds every overlap and hole in one sweep.
+// Checks that the tensors cover the data exactly: after sorting by offset, one pass finds every overlap and every gap.
 void SafetensorsFile::check_layout(uint64_t data_bytes) const {
   std::vector<uint32_t> order(entries_.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -196,7 +196,7 @@ Tensor SafetensorsFile::tensor(const TensorEntry& entry) const try {
     data = copy.storage().data();
     read(entry, 0, data, bytes);
   }
-  // Any other byte is not a bool, and C++ may do anything with it.
+  // Any other byte in a bool is undefined behaviour in C++.
   if (entry.dtype == kBool && !std::all_of(data, data + bytes, [](std::byte b) { return b <= std::byte{1}; }))
     throw FileError(path(), "BOOL tensor " + shown(entry.name) + " holds a byte that is neither 0 nor 1");
   if (copy.defined()) return copy;
@@ -270,7 +270,7 @@ LoadedTensors load_sharded_safetensors(const std::string& index_path) try {
 std::vector<TensorMap::const_iterator> file_order(const TensorMap& tensors) {
   std::vector<TensorMap::const_iterator> order;
   for (auto it = tensors.begin(); it != tensors.end(); ++it) order.push_back(it);
-  // By size, and among equal sizes as the reference implementation lists its dtypes.
+  // By descending size. Dtypes of equal size are in the order of the reference implementation.
   constexpr int kRank[kNumDTypes] = {1, 2, 4, 5, 0, 3, 6, 7};  // I64 F64 F32 I32 BF16 F16 U8 BOOL
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
     return kRank[static_cast<int>(a->second.dtype())] < kRank[static_cast<int>(b->second.dtype())];

@@ -6,13 +6,13 @@
 //   auto [tensors, metadata] = io::load_safetensors("model.safetensors");
 //   io::save_safetensors("copy.safetensors", tensors, {{"format", "pt"}});
 //
-// Loading maps the file; a tensor is a view of the mapping, which it keeps alive, so a 500 MB file opens in
-// microseconds. The mapping is copy-on-write: writing such a tensor in place is allowed, costs memory page by page and
-// never reaches the file. Mapped tensors are aligned to their element size only; one that is not even that is copied.
-// SafetensorsFile reads by copying if asked to (Reading::kCopy).
+// Loading maps the file; a tensor is a view of the mapping and keeps it alive, so a 500 MB file opens in microseconds.
+// The mapping is copy-on-write: an in-place write to such a tensor is allowed, takes memory page by page and never
+// reaches the file. Mapped tensors are aligned only to their element size; a tensor without even that alignment is
+// copied. SafetensorsFile can also read by copying (Reading::kCopy).
 //
-// A file is hostile until proven well-formed: everything in the header is checked before a tensor is made, and the
-// check needs less than 16 times the header's memory. Every failure is a FileError with path and reason.
+// Files are not trusted: everything in the header is checked before a tensor is made, and the check needs less than 16
+// times the header's size in memory. Every failure is a FileError with path and reason.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class OpenFile;
 using TensorMap = std::map<std::string, Tensor>;
 using Metadata = std::map<std::string, std::string>;
 
-// One line of the header.
+// The entry of one tensor in the header.
 struct TensorEntry {
   std::string name;
   DType dtype = kF32;
@@ -48,10 +48,10 @@ struct LoadedTensors {
 
 enum class Reading {
   kMap,   // tensors are views of the mapping. A file that is truncated in place while mapped raises SIGBUS.
-  kCopy,  // tensors have memory of their own. A file that is truncated meanwhile is a FileError.
+  kCopy,  // tensors have their own memory. A file that is truncated meanwhile gives a FileError.
 };
 
-// An opened file: the header is read and checked, tensors are made when asked for.
+// An open file. The constructor reads and checks the header; tensors are made on demand.
 class SafetensorsFile {
  public:
   // The limit of the reference implementation.
@@ -64,15 +64,15 @@ class SafetensorsFile {
   // Sorted by name.
   const std::vector<TensorEntry>& entries() const { return entries_; }
   bool contains(std::string_view name) const { return find(name) != nullptr; }
-  // Throws FileError if there is no such tensor, or if a BOOL tensor holds a byte that is neither 0 nor 1.
+  // Throws FileError if there is no such tensor, or if a BOOL tensor contains a byte that is neither 0 nor 1.
   Tensor tensor(std::string_view name) const;
   Tensor tensor(const TensorEntry& entry) const;
-  // Returns the entry of this name; null: there is none.
+  // Returns the entry with this name, or null if there is none.
   const TensorEntry* find(std::string_view name) const;
-  // Copies `bytes` bytes of a tensor, from its byte `begin` on, without touching a mapping. Throws FileError if the
-  // file has shrunk. REQUIRES: these bytes lie in the tensor.
+  // Copies `bytes` bytes of a tensor, from its byte `begin` on, without using a mapping. Throws FileError if the file
+  // has shrunk. REQUIRES: the range is within the tensor.
   void read(const TensorEntry& entry, uint64_t begin, void* out, size_t bytes) const;
-  // Loads all tensors. The metadata moves along, because two copies would break the memory bound.
+  // Loads all tensors. Moves the metadata out, because two copies would exceed the memory bound.
   LoadedTensors load_all() &&;
 
  private:
@@ -86,24 +86,25 @@ class SafetensorsFile {
   Metadata metadata_;
 };
 
-// All tensors of a file, or of a sharded model where `path` ends in ".index.json" (load_sharded_safetensors), on
-// default_device(). In host memory they are views of the mapped file.
+// Loads all tensors of a file to default_device(); in host memory they are views of the mapped file. If `path` ends in
+// ".index.json", loads a sharded model (load_sharded_safetensors).
 LoadedTensors load_safetensors(const std::string& path);
 
-// `index_path` is {"metadata": {..}, "weight_map": {"tensor name": "file beside the index"}}. File names with a folder,
-// "..", or a leading "/" are refused: an index cannot reach out of its folder. The metadata is the first shard's.
+// The file `index_path` is {"metadata": {..}, "weight_map": {"tensor name": "name of a file in the same folder"}}. File
+// names with a "/" or a "\", and "..", are refused, so an index cannot name files outside its folder. The metadata is
+// that of the first shard.
 LoadedTensors load_sharded_safetensors(const std::string& index_path);
 // The weight_map of such an index, checked: tensor name -> file name.
 std::map<std::string, std::string> read_safetensors_index(const std::string& index_path);
 
-// Writes atomically (atomic_file.h). Tensors go by descending element size, then name, and the header is padded with
-// spaces so that the data starts at a multiple of 8: with the same tensors, byte for byte what the reference
-// implementation writes. Tensors that are not contiguous are copied one at a time.
+// Writes a file atomically (atomic_file.h). Tensors are ordered by descending element size, then by name. The header is
+// padded with spaces, so that the data starts at a multiple of 8. For the same tensors the file equals that of the
+// reference implementation byte for byte. Tensors that are not contiguous are copied one at a time.
 void save_safetensors(const std::string& path, const TensorMap& tensors, const Metadata& metadata = {});
 
-// The dtype's name in the format, e.g. "BF16".
+// The name of the dtype in the format, e.g. "BF16".
 std::string_view safetensors_name(DType dtype);
-// The order in which save_safetensors lays the tensors out.
+// The tensors in the order in which save_safetensors writes them.
 std::vector<TensorMap::const_iterator> file_order(const TensorMap& tensors);
 
 }  // namespace rondo::io

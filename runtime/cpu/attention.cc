@@ -13,23 +13,23 @@
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
-// Note [Transposed scores]. Scores live as S^T, [keys, queries]: a vector is 16 queries. Then softmax needs no sums
-// across lanes, k and v are read in place as the broadcast operand of both products, and only q (and the output) are
-// transposed, once per query tile.
+// Note [Transposed scores]. Scores are stored as S^T, [keys, queries]: a vector holds 16 queries. Then softmax needs no
+// sums across lanes, k and v are read in place as the broadcast operand of both products, and only q (and the output)
+// are transposed, once per query tile.
 //
-// Note [Base 2]. Scores are q k^T times scale * log2(e), so that exp is exp2; maxima are kept in base 2 and logsumexp
+// Note [Base 2]. Scores are q k^T times scale * log2(e), so that exp becomes exp2. Maxima are kept in base 2; logsumexp
 // is converted when it is stored and loaded.
 
 namespace rondo::cpu {
 namespace {
 
-// Tasks per piece of a parallel_for, so that waking a thread pays: 2^20 FLOPs are about 5 us.
+// The number of tasks per piece of a parallel_for: 2^20 FLOPs, about 5 us, so that waking a thread is worthwhile.
 int64_t grain_of(double flops_per_task) { return static_cast<int64_t>(0x1p20 / std::max(1.0, flops_per_task)) + 1; }
 
-// How many elements of an operand hold a depth of `n` numbers.
+// The number of operand elements that hold a depth of `n` numbers.
 template <class T> int64_t elements(int64_t n) { return (n + TileOperands<T>::kDepth - 1) / TileOperands<T>::kDepth; }
 
-// Where the keys end that a tile of queries, which ends at query_end, reads.
+// The end of the keys that a tile of queries reads. The tile ends at query_end.
 int64_t key_end_of(const AttentionShape& shape, int64_t query_end, const KeyRange& range) {
   return std::min(range.end, shape.causal ? std::min(shape.keys, query_end) : shape.keys);
 }
@@ -128,7 +128,7 @@ template <class T> struct ForwardTask {
     }
   }
 
-  // Scores of the panel at column `i` become weights, and some are dropped.
+  // Replaces the scores of the panel at column `i` by weights, and applies dropout.
   template <int N> void weigh(const Tile& tile, const Panel<A>& panel, int64_t i) {
     online_softmax<N>(panel, maximum + i, sum + i, factors + i);
     if (shape.dropout) drop<N>(shape, tile.batch, tile.head, panel);
@@ -152,7 +152,8 @@ template <class T> struct ForwardTask {
 
 // ---- Backward
 
-// A share of one (batch, key and value head): some of the query tiles of the query heads that read it.
+// Backward for one share of a pair of batch row and key-value head. A share is some of the query tiles of the query
+// heads that use this key-value head.
 template <class T> struct BackwardTask {
   using A = Compute<T>;
   using O = TileOperands<T>;
@@ -168,8 +169,7 @@ template <class T> struct BackwardTask {
   const HeadsView<T>& grad_q;
   A* all_grad_scores;  // [B, H, Tq, Tk], or null
 
-  // Adds share `share` of `shares` to grad_k / scale and grad_v, dense [Tk, D padded]; writes the share's rows of
-  // grad_q.
+  // Adds share `share` of `shares` to grad_k / scale and grad_v, dense [Tk, D padded], and writes its rows of grad_q.
   void run(int64_t pair, int64_t share, int64_t shares, A* grad_k_sum, A* grad_v_sum) {
     const int64_t batch = pair / shape.kv_heads, kv_head = pair % shape.kv_heads;
     constexpr int64_t kScores = kKeyTile * kQueryTile;
@@ -181,7 +181,7 @@ template <class T> struct BackwardTask {
     O::right_rows(row_of(k, batch, kv_head, 0), k.row_stride, shape.keys, d, k_right);
     const int64_t group = shape.heads / shape.kv_heads;
     const int64_t tiles = (shape.queries + kQueryTile - 1) / kQueryTile;
-    // Shares take turns, since the causal cost of a tile grows with its number.
+    // Shares take tiles in turn, because with a causal mask the cost of a tile grows with its number.
     for (int64_t item = share; item < group * tiles; item += shares) {
       query_tile(batch, kv_head * group + item / tiles, item % tiles * kQueryTile, grad_k_sum, grad_v_sum);
     }
@@ -192,11 +192,11 @@ template <class T> struct BackwardTask {
   LeftOperand<E, false> k_left = {}, v_left = {};
   E *k_rows = nullptr, *v_rows = nullptr;              // [Tk, d_padded]: room for packed rows
   E* k_right = nullptr;                                // [Tk in elements, d_padded]
-  E *q_t = nullptr, *grad_out_t = nullptr;             // [D in elements, kQueryTile]; see Note [Base 2]
+  E *q_t = nullptr, *grad_out_t = nullptr;             // [D in elements, kQueryTile]; Note [Base 2]
   E *q_rows = nullptr, *grad_out_rows = nullptr;       // [kQueryTile in elements, d_padded]
   A* grad_q_sum = nullptr;                             // [kQueryTile, d_padded]
   A *probabilities = nullptr, *grad_scores = nullptr;  // [kKeyTile, kQueryTile]
-  // The same as left operands: O::by_queries() of both, and O::by_keys().
+  // The same, packed as left operands: by_queries() of probabilities and grad_scores, and by_keys() of grad_scores.
   E *weight_rows = nullptr, *slope_rows = nullptr, *slope_columns = nullptr;
   A *mask_rows = nullptr, *addend = nullptr;                 // [kColumns, kKeyTile] and its transpose
   A *shift = nullptr, *rescale = nullptr, *delta = nullptr;  // [kQueryTile]
@@ -208,7 +208,7 @@ template <class T> struct BackwardTask {
     for (E** rows : {&q_rows, &grad_out_rows}) *rows = scratch.template take<E>(kQueryTile * d_padded);
     grad_q_sum = scratch.take(kQueryTile * d_padded);
     for (A** scores : {&probabilities, &grad_scores}) *scores = scratch.take(kScores);
-    if constexpr (O::kDepth == 1) {  // as they are
+    if constexpr (O::kDepth == 1) {  // needs no packing
       weight_rows = probabilities;
       slope_rows = slope_columns = grad_scores;
     } else {
@@ -235,7 +235,7 @@ template <class T> struct BackwardTask {
                    row_of(grad_q, batch, head, query_begin), grad_q.row_stride);
   }
 
-  // Packs q and grad_out both ways; shift = logsumexp in base 2; delta = sum_d grad_out * out.
+  // Packs q and grad_out by rows and by columns. shift = logsumexp in base 2; delta = sum over D of grad_out * out.
   void load_queries(int64_t batch, int64_t head, int64_t query_begin, int64_t queries) {
     const T* const q_tile = row_of(q, batch, head, query_begin);
     const T* const grad_tile = row_of(grad_out, batch, head, query_begin);
@@ -246,17 +246,17 @@ template <class T> struct BackwardTask {
     load_delta(grad_tile, row_of(out, batch, head, query_begin), queries);
     const A* const lse = logsumexp + (batch * shape.heads + head) * shape.queries + query_begin;
     for (int64_t i = 0; i < kQueryTile; ++i) {
-      // exp2(score - inf) = 0: no probability where no key was allowed, nor in the padding.
+      // A shift of infinity gives exp2(score - inf) = 0: probability 0 for queries without keys, and in the padding.
       shift[i] = i < queries && lse[i] != -kInfinity<A> ? lse[i] * static_cast<A>(kLog2E) : kInfinity<A>;
     }
   }
 
-  // rescale = 1 / sum_j exp2(score_j - shift), the sum that is 1 but for rounding, where a large shift has rounded it
-  // away: a row that is masked whole by the lowest finite number has scores, and a logsumexp, to which log2(keys) adds
-  // nothing. Other rows: 1.
+  // rescale = 1 / sum_j exp2(score_j - shift) for rows with a large shift, 1 for other rows. Up to rounding the sum is
+  // 1, but not if the shift is so large that rounding loses log2 of the sum: for example, in a row that is masked
+  // entirely by the lowest finite number, where log2(keys) is too small to change the logsumexp.
   void load_rescale(int64_t batch, int64_t head, int64_t query_begin, int64_t queries, int64_t key_end,
                     const KeyRange& range) {
-    constexpr A kLargest = 256;  // In f32 a shift of 256 is off by 2^-16, so weights are off by 1e-5 of themselves.
+    constexpr A kLargest = 256;  // In f32 a shift of 256 has an error of 2^-16: a relative error of 1e-5 in weights.
     std::fill_n(rescale, kQueryTile, A(1));
     const auto is_large = [](A x) { return std::abs(x) > kLargest && x != kInfinity<A>; };
     if (std::none_of(shift, shift + queries, is_large)) return;
@@ -279,7 +279,8 @@ template <class T> struct BackwardTask {
       if (is_large(shift[i])) rescale[i] = 1 / sums[i];
   }
 
-  // In the order of Note [Row order], a vector of rows at a time: the tree of lanes is vertical after a transposition.
+  // Sums in the order of Note [Row order] (ops/reduction_order.h), for a vector of rows at a time: after a
+  // transposition, the tree of lanes needs only vertical additions.
   void load_delta(const T* grad_tile, const T* out_tile, int64_t queries) {
     constexpr int kN = kWidth<A>;
     static_assert(kLanes % kN == 0);
@@ -301,10 +302,10 @@ template <class T> struct BackwardTask {
     }
   }
 
-  // The panel of probabilities at column `i`. It may have no keys.
+  // The panel of probabilities at column `i`. Its number of keys may be 0 or negative.
   Panel<A> panel_at(int64_t query_begin, int64_t i, int64_t valid, int64_t key, int64_t keys) const {
     const int64_t query = query_begin + i;
-    // Whole blocks of rows: `accumulate` reads blocks that straddle the diagonal.
+    // Rounded up to whole blocks of rows, because accumulate() reads blocks that cross the diagonal.
     if (shape.causal) keys = std::min(keys, round_up(query + valid - key, kTileRows));
     return {probabilities + i, kQueryTile, valid > kWidth<A> ? 2 : 1, query, valid, key, keys};
   }
@@ -313,7 +314,7 @@ template <class T> struct BackwardTask {
     return {rows.at(key, 0), rows.stride};
   }
 
-  // The scores of the panel at column `i`, masked.
+  // Computes the masked scores of the panel at column `i`.
   void load_scores(int64_t batch, int64_t head, const Panel<A>& panel, int64_t i, bool masked) {
     multiply_panel<O::kScores>(panel.keys, panel.vectors, depth, rows_from(k_left, panel.key), q_t + i, kQueryTile,
                                panel.scores, kQueryTile, &score_factor);
@@ -324,7 +325,7 @@ template <class T> struct BackwardTask {
     if (shape.causal) apply_causal(panel);
   }
 
-  // probabilities and grad_scores for the panel at column `i`.
+  // Computes probabilities and grad_scores for the panel at column `i`.
   void score_panel(int64_t batch, int64_t head, int64_t query_begin, int64_t i, int64_t valid, int64_t key,
                    int64_t most_keys, bool masked) {
     const Panel<A> panel = panel_at(query_begin, i, valid, key, most_keys);
@@ -350,7 +351,7 @@ template <class T> struct BackwardTask {
                          all_grad_scores + row * shape.keys + panel.key, shape.keys);
   }
 
-  // Scores become weights, their gradients those of the scores.
+  // Replaces scores by weights, and the gradients of weights by the gradients of scores.
   void weights_and_slopes(const Panel<A>& panel, int64_t i) {
     for (int64_t column = i; column < i + panel.vectors * kWidth<A>; column += kWidth<A>) {
       const Vector<A> row_shift = load(shift + column), row_rescale = load(rescale + column),
@@ -365,7 +366,7 @@ template <class T> struct BackwardTask {
     }
   }
 
-  // The same with dropout: the weights are dropped, and their gradients.
+  // The same with dropout of the weights and of their gradients.
   template <int N> void dropped_weights_and_slopes(int64_t batch, int64_t head, const Panel<A>& panel, int64_t i) {
     const Vector<A> factor = broadcast(dropout_factor<A>(shape));
     Vector<A> row_shift[N], row_rescale[N], row_delta[N];
@@ -383,8 +384,8 @@ template <class T> struct BackwardTask {
     });
   }
 
-  // grad_v += P^T grad_out, grad_k += dS^T q, grad_q += dS k for a tile of queries and keys. Causal: the sums of a
-  // block of rows leave out what is masked for all of it.
+  // grad_v += P^T grad_out, grad_k += dS^T q, grad_q += dS k for a tile of queries and keys. With a causal mask, the
+  // sums of a block of rows skip what is masked for the whole block.
   void accumulate(int64_t query_begin, int64_t queries, int64_t key, int64_t keys, A* grad_k_tile, A* grad_v_tile) {
     for (int64_t j = 0; j < keys; j += kTileRows) {
       const int64_t rows = std::min<int64_t>(kTileRows, keys - j);
@@ -404,7 +405,7 @@ template <class T> struct BackwardTask {
     }
   }
 
-  // c[rows, D] += a b, with b and c of row stride d_padded; `count` numbers deep.
+  // c[rows, D] += a b with a depth of `count` numbers; b and c have the row stride d_padded.
   template <bool kRowsAdjacent>
   void add_product(int64_t rows, int64_t count, LeftOperand<E, kRowsAdjacent> a, const E* b, A* c) {
     for (int64_t column = 0; column < d_padded; column += kColumns) {
@@ -425,7 +426,7 @@ void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsV
   parallel_for(shape.batch * shape.heads * tiles, grain_of(flops), [&](int64_t begin, int64_t end) {
     ForwardTask<T> task{shape, q, k, v, mask, out, logsumexp};
     const auto tile_at = [&](int64_t n) {
-      // 0, last, 1, last - 1, ...: contiguous pieces then cost the same under a causal mask.
+      // The order is 0, last, 1, last - 1, ..., so that contiguous pieces have equal cost with a causal mask.
       const int64_t head = n / tiles, m = n % tiles, tile = m % 2 ? tiles - 1 - m / 2 : m / 2;
       return typename ForwardTask<T>::Tile{head / shape.heads, head % shape.heads, tile * kQueryTile};
     };
@@ -441,11 +442,11 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
   using A = Compute<T>;
   const int64_t pairs = shape.batch * shape.kv_heads;
   if (pairs == 0) return;
-  if (grad_scores != nullptr && (shape.causal || mask.first_key != nullptr))  // tiles are left out
+  if (grad_scores != nullptr && (shape.causal || mask.first_key != nullptr))  // then some tiles are skipped
     std::fill_n(grad_scores, shape.batch * shape.heads * shape.queries * shape.keys, A(0));
   const int64_t items = shape.heads / shape.kv_heads * ((shape.queries + kQueryTile - 1) / kQueryTile);
-  // Few heads: several tasks share one, each with sums of its own that are added in order. By shape only, never by the
-  // number of threads.
+  // If there are few heads, several tasks share one. Each has its own sums, which are added in order. The number of
+  // shares depends only on the shape, not on the number of threads.
   constexpr int64_t kTasks = 16;
   const int64_t shares = std::clamp<int64_t>(kTasks / pairs, 1, std::max<int64_t>(1, items));
   const int64_t d_padded = round_up(shape.head_dim, kWidth<A>), size = shape.keys * d_padded;

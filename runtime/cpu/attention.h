@@ -1,14 +1,14 @@
-// Scaled dot-product attention on CPU, forward and backward, tiled: no [Tq, Tk] matrix is ever stored.
-// Raw pointers and strides; the op that owns shapes and checks is above.
+// Scaled dot-product attention on CPU, forward and backward, tiled: no [Tq, Tk] matrix is ever stored. These functions
+// take raw pointers and strides; the op that calls them checks the shapes.
 //
 //   out[i] = sum_j softmax_j(scale * q[i] . k[j] + mask[i, j]) v[j]
 //
-// After Dao et al., "FlashAttention" (2022): the forward keeps a running maximum and sum per query and saves their
-// logsumexp; the backward recomputes the probabilities from it.
+// The method is that of Dao et al., "FlashAttention" (2022): the forward keeps a running maximum and sum per query and
+// saves the logsumexp; the backward recomputes the probabilities from it.
 //
 // Element types: double, float, BFloat16, Float16. Arithmetic and all sums are f64 for double, else f32.
-// Determinism: each sum has one order, fixed by the shape; results do not depend on the number of threads.
-// Thread safety: free functions on caller's memory; inputs and outputs must not overlap.
+// Determinism: the shape alone fixes the order of each sum; results do not depend on the number of threads.
+// Thread safety: the functions use only the caller's memory. Inputs and outputs must not overlap.
 //
 //   attention_forward<float>(shape, q, k, v, {}, out, logsumexp);
 #pragma once
@@ -22,8 +22,9 @@ template <class T>
 void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                        const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp);
 
-// Overwrites grad_q [B, H, Tq, D], grad_k and grad_v [B, kv_heads, Tk, D], given what the forward returned and grad_out
-// [B, H, Tq, D]. Also grad_scores [B, H, Tq, Tk] (dense; the gradient of the masked scores), unless it is null.
+// Overwrites grad_q [B, H, Tq, D], grad_k and grad_v [B, kv_heads, Tk, D], given the results of the forward and
+// grad_out [B, H, Tq, D]. Also overwrites grad_scores [B, H, Tq, Tk] (dense; the gradient of the masked scores) unless
+// it is null.
 template <class T>
 void attention_backward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                         const AttentionMask<T>& mask, HeadsView<const T> out, const AttentionAccumulator<T>* logsumexp,

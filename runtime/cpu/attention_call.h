@@ -1,4 +1,4 @@
-// The arguments of an attention call on CPU: its shape, where its arrays lie, and its mask. Plain data.
+// The arguments of an attention call on CPU: its shape, its arrays and its mask. Plain data.
 //
 //   AttentionShape shape{.batch = B, .heads = H, .kv_heads = H, .queries = T, .keys = T, .head_dim = D, .causal = true,
 //                        .scale = 1 / std::sqrt(D)};
@@ -17,10 +17,10 @@ template <class T> struct HeadsView {
   int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
 };
 
-// Dropout of the weights: Note [Dropped weights] in ops/attention.cc.
+// Dropout of attention weights: Note [Dropped weights] in ops/attention.cc.
 struct AttentionDropout {
-  double p = 0;
-  uint64_t seed = 0, offset = 0;  // of the random words
+  double p = 0;                   // probability of a weight to be dropped
+  uint64_t seed = 0, offset = 0;  // random stream (random.h)
   explicit operator bool() const { return p != 0; }
 };
 
@@ -31,15 +31,15 @@ struct AttentionShape {
   int64_t queries = 0;   // Tq.
   int64_t keys = 0;      // Tk.
   int64_t head_dim = 0;  // D, of q, k, v and out.
-  bool causal = false;   // Query i attends to keys j <= i: aligned at the top left, as PyTorch's is_causal.
+  bool causal = false;   // Query i attends to keys j <= i: aligned at the top left, like PyTorch's is_causal.
   double scale = 1;
   AttentionDropout dropout = {};
 };
 
 // Optional, broadcast over [B, H, Tq, Tk] by strides of 0; at most one of the pointers is set. Composes with `causal`.
-// Tiles of keys that `first_key` and `end_key` mask for all queries of a tile are left out; the other two kinds are
-// read whole. A key that is masked for a query gets probability 0; a query with no key left gets output 0 and gradient
-// 0. Masked keys are still multiplied by that 0, so their k and v must be finite.
+// Tiles of keys that `first_key` and `end_key` mask for all queries of a tile are skipped; `allowed` and `bias` skip no
+// tiles. A key that is masked for a query gets probability 0; a query without any key gets output 0 and gradient 0.
+// Masked keys are still multiplied by 0, so their k and v must be finite.
 template <class T> struct AttentionMask {
   const bool* allowed = nullptr;       // True: the query may attend to the key.
   const T* bias = nullptr;             // Added to the scaled score; -inf masks the key.

@@ -12,9 +12,9 @@
 namespace rondo::cpu {
 namespace {
 
-// Part of the summation order.
-constexpr int64_t kChunk = 256;  // keys of one task
-constexpr int64_t kTile = 32;    // keys whose rows stay in the first cache from one query head to the next
+// These numbers determine the order of sums.
+constexpr int64_t kChunk = 256;  // keys per task
+constexpr int64_t kTile = 32;    // keys whose rows stay in the L1 cache from one query head to the next
 
 template <class A> A sum_lanes(const A* values) {
   A lanes[kLanes];
@@ -32,11 +32,12 @@ template <class T> class Decode {
       : shape_(shape), q_(q), k_(k), v_(v), mask_(mask) {}
 
   int64_t chunks() const { return chunks_; }
-  // Elements of what one task leaves: for each query head of its group the maximum of the scores, the total of the
-  // weights 2^(score - maximum), and the sum of the values by these weights (D padded).
+  // The number of elements in the result of one task. For each query head of its group it has the maximum of the
+  // scores, the total of the weights 2^(score - maximum), and the sum of the values times these weights (D padded).
   int64_t partial_size() const { return group_ * (kHeader + d_padded_); }
 
-  // Keys of chunk `chunk` for the query heads that read key head `pair` % kv_heads of row `pair` / kv_heads.
+  // Processes the keys of chunk `chunk` for batch row `pair` / kv_heads and the query heads that read key-value head
+  // `pair` % kv_heads.
   void run(int64_t pair, int64_t chunk, A* results) const {
     const int64_t batch = pair / shape_.kv_heads, kv_head = pair % shape_.kv_heads;
     int64_t begin = chunk * kChunk, end = std::min(keys_, begin + kChunk);
@@ -70,7 +71,7 @@ template <class T> class Decode {
                    results + member * (kHeader + d_padded_) + kHeader);
   }
 
-  // Joins the chunks of one query head.
+  // Combines the results of the chunks for one query head.
   void finish(int64_t pair, int64_t member, A* results, int64_t task_stride, HeadsView<T> out, A* logsumexp) const {
     const int64_t batch = pair / shape_.kv_heads, head = pair % shape_.kv_heads * group_ + member;
     A* const first = results + member * (kHeader + d_padded_);
@@ -101,12 +102,12 @@ template <class T> class Decode {
   }
 
  private:
-  static constexpr int64_t kHeader = 64 / sizeof(A);  // maximum and total, and the sum begins at a cache line
+  static constexpr int64_t kHeader = 64 / sizeof(A);  // maximum and total, padded: the sum begins at a cache line
 
   bool allowed(int64_t batch, int64_t head, int64_t key) const {
     return mask_.allowed[batch * mask_.strides[0] + head * mask_.strides[1] + key * mask_.strides[3]];
   }
-  // Clamped to the keys that there are. A mask may hold any number, and a difference with it could overflow.
+  // Clamped to [0, keys]: a mask may contain any number, and differences with it could overflow.
   int64_t first_key(int64_t batch, int64_t head) const {
     return std::clamp<int64_t>(mask_.first_key[offset_of(batch, head)], 0, keys_);
   }
@@ -120,7 +121,7 @@ template <class T> class Decode {
       if (allowed(batch, kv_head * group_ + member, key)) return true;
     return false;
   }
-  // Leaves out the keys at both ends that nobody may read.
+  // Removes keys at both ends that no query head of the group may read.
   void shrink(int64_t batch, int64_t kv_head, int64_t& begin, int64_t& end) const {
     if (mask_.first_key != nullptr) {
       int64_t first = end, last = begin;
@@ -136,7 +137,7 @@ template <class T> class Decode {
     while (begin < end && !allowed_to_some(batch, kv_head, end - 1)) --end;
   }
 
-  // In base 2: exp is then exp2.
+  // Loads a query times the factor for scores in base 2 (Note [Base 2] in attention.cc).
   void load_query(int64_t batch, int64_t head, A* to) const {
     const T* const from = q_.data + batch * q_.batch_stride + head * q_.head_stride;
     for (int64_t c = 0; c < d_padded_; c += kN)
@@ -144,8 +145,9 @@ template <class T> class Decode {
             load(from + c, std::clamp<int64_t>(shape_.head_dim - c, 0, kN)) * static_cast<A>(shape_.scale * kLog2E));
   }
 
-  // query . key for kN adjacent keys, `valid` of them real, each in the order of Note [Row order]: the tree of lanes is
-  // vertical after a transposition. Lanes of keys that are not real hold -inf.
+  // The dot products of a query with kN adjacent keys, of which `valid` exist; the other lanes are -inf. Each sum is in
+  // the order of Note [Row order] (ops/reduction_order.h). After a transposition, the tree of lanes is computed by
+  // vertical additions.
   Vector<A> products(const T* keys, int64_t valid, const A* query) const {
     const int64_t d = shape_.head_dim;
     Vector<A> lanes[kLanes];
@@ -166,7 +168,7 @@ template <class T> class Decode {
     return valid == kN ? sums : (lane_numbers<A>() < static_cast<Integer>(valid) ? sums : broadcast(-kInfinity<A>));
   }
 
-  // Scores of the keys from begin to end become weights; writes their maximum and total to `result`.
+  // Replaces the scores of keys [begin, end) by weights; writes the scores' maximum and the weights' total to `result`.
   void softmax(int64_t batch, int64_t head, int64_t begin, int64_t end, A* weights, A* result) const {
     const int64_t n = end - begin, padded = round_up(n, kLanes);
     std::fill(weights + round_up(n, kN), weights + padded, -kInfinity<A>);
@@ -197,7 +199,7 @@ template <class T> class Decode {
     result[1] = sum_lanes(lanes);
   }
 
-  // sum += weights . values, for `n` keys.
+  // Adds the values of `n` keys, times their weights, to `sum`.
   void add_values(const T* values, int64_t n, const A* weights, A* sum) const {
     int64_t c = 0;
     for (; c + 4 * kN <= shape_.head_dim; c += 4 * kN) add_columns<4>(values + c, n, weights, sum + c);
@@ -225,7 +227,7 @@ template <class T> class Decode {
   const HeadsView<const T> q_, k_, v_;
   const AttentionMask<T>& mask_;
   const int64_t group_ = shape_.heads / shape_.kv_heads;
-  // Causal, aligned at the top left: the only query sees the first key.
+  // With a causal mask, aligned at the top left, the only query attends to the first key only.
   const int64_t keys_ = shape_.causal ? std::min<int64_t>(1, shape_.keys) : shape_.keys;
   const int64_t chunks_ = std::max<int64_t>(1, (keys_ + kChunk - 1) / kChunk);
   const int64_t d_padded_ = round_up(shape_.head_dim, kLanes);
@@ -235,7 +237,7 @@ template <class T> class Decode {
 
 namespace {
 
-// Without the keys that are behind the end of all rows: they are not there, so they are no tasks.
+// The shape without keys that are after `end_key` of all rows, so that no tasks are made for them.
 template <class T> AttentionShape without_unused_keys(AttentionShape shape, const AttentionMask<T>& mask) {
   if (mask.end_key == nullptr) return shape;
   int64_t end = 0;
@@ -258,7 +260,7 @@ void attention_decode(const AttentionShape& all, HeadsView<const T> q, HeadsView
   if (pairs == 0) return;
   const Storage memory = Storage::allocate(static_cast<size_t>(pairs * chunks * size) * sizeof(A));
   A* const results = reinterpret_cast<A*>(memory.data());
-  // A piece that pays for a thread reads 64 KB.
+  // A piece reads at least about 64 KB, so that waking a thread is worthwhile.
   const int64_t bytes = 2 * std::min(kChunk, shape.keys) * shape.head_dim * static_cast<int64_t>(sizeof(T)) + 1;
   parallel_for(pairs * chunks, (int64_t{1} << 16) / bytes + 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) decode.run(task / chunks, task % chunks, results + task * size);

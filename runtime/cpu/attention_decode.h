@@ -1,5 +1,5 @@
-// Attention of one query for each row and head: what decoding a token costs beside its products. attention_forward()
-// comes here for shape.queries == 1 without dropout, so that the choice is made in one place.
+// Attention with one query for each batch row and head, as when a model generates token by token. attention_forward()
+// calls this if shape.queries == 1 and there is no dropout, so callers need not choose.
 #pragma once
 
 #include <limits>
@@ -12,19 +12,19 @@ namespace rondo::cpu {
 inline constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
 template <class A> inline constexpr A kInfinity = std::numeric_limits<A>::infinity();
 
-// An addend of a mask, small enough to stay finite in base 2, where the scores are: a row that is masked whole by the
-// lowest finite number has equal weights, and one that is masked by -infinity has none. Numbers beyond a quarter of the
-// largest one count as that quarter.
+// An addend of a mask, limited so that it stays finite when scores are converted to base 2: finite numbers beyond a
+// quarter of the largest number become that quarter. So a row that is masked entirely by the lowest finite number has
+// equal weights; a row that is masked by -infinity has none.
 template <class A> constexpr A bounded_addend(A addend) {
   constexpr A most = std::numeric_limits<A>::max() / 4;
   if (addend < -most && addend != -kInfinity<A>) return -most;
   return addend > most && addend != kInfinity<A> ? most : addend;
 }
 
-// As attention_forward with shape.queries == 1. Reads each key and value once for all query heads that share it. Keys
-// before the first and after the last one that the mask (`allowed`, or both bounds) lets some head of the group read
-// are not touched at all: they may hold anything. Where there are ends of keys, keys behind all of them take no time.
-// Determinism: keys are split into chunks by their number alone; sums of chunks are added in order.
+// Same as attention_forward with shape.queries == 1. Reads each key and value once for all query heads that share it.
+// The mask (`allowed`, or first_key and end_key) gives the first and the last key that some head of the group may read.
+// Keys outside of this range are not read, so they may contain anything. With end_key, keys after all ends take no
+// time. Determinism: the split of keys into chunks depends only on their number; sums of chunks are added in order.
 template <class T>
 void attention_decode(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                       const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp);

@@ -1,4 +1,4 @@
-// The kernels of attention and its gradient: what the tensors of a call are to attention.h.
+// The kernels of attention and its gradient: they convert the tensors of a call to the arguments of attention.h.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/attention.h"
 #include "rondo/runtime/op/recorder.h"
@@ -11,7 +11,7 @@ template <class T> HeadsView<T> heads_of(const Tensor& t) {
   return {reinterpret_cast<T*>(t.impl()->data()), t.strides()[0], t.strides()[1], t.strides()[2]};
 }
 
-// The kernels want the last dimension dense.
+// attention.h requires that the last dimension is dense.
 Tensor dense_rows(const Tensor& t) { return t.strides()[3] == 1 || t.sizes()[3] == 1 ? t : t.contiguous(); }
 
 struct Operands {

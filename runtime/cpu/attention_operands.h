@@ -1,8 +1,8 @@
-// How attention packs what it multiplies: rows of q, k, v and of the output's gradient, and weights. Kernel sources
-// only.
+// Packs the operands of attention's products: rows of q, k, v and the output's gradient, and weights. Only kernel
+// sources include this.
 //
-// TileOperands<T> has two forms with the same members. f64, f32, and f16 through f32, multiply numbers of the compute
-// type; bf16 multiplies pairs where the processor can (Note [Pairs]).
+// TileOperands<T> has two implementations with the same members. One multiplies numbers of the compute type (f64, f32;
+// f16 and bf16 as f32). The other multiplies pairs of bf16 if the processor supports this (Note [Pairs]).
 #pragma once
 
 #include "rondo/runtime/cpu/gemm_tile.h"
@@ -12,11 +12,11 @@ namespace rondo::cpu {
 template <class T, bool kPairs = std::is_same_v<T, BFloat16>&& kMultipliesPairs> struct TileOperands {
   using A = Compute<T>;
   using Element = A;
-  // Numbers along the depth in one element.
+  // How many numbers along the depth one element holds.
   static constexpr int64_t kDepth = 1;
-  // Scores: q is packed times their factor.
+  // How a product of scores starts. q is multiplied by the scores' factor when it is packed, so the tile needs none.
   static constexpr Start kScores = Start::kZero;
-  // Rows of the compute type are read where they are, else packed to rows of `stride_of(cols)` elements.
+  // Rows of the compute type are read in place; others are packed to rows of `stride_of(cols)` elements.
   static constexpr bool kDirect = std::is_same_v<T, A>;
   static int64_t stride_of(int64_t cols) { return round_up(cols, kWidth<A>); }
 
@@ -30,19 +30,19 @@ template <class T, bool kPairs = std::is_same_v<T, BFloat16>&& kMultipliesPairs>
     if constexpr (kDirect) return {rows, stride};
     else return {right_rows(rows, stride, n, cols, packed), stride_of(cols)};
   }
-  // A right operand whose depth are the source's rows.
+  // A right operand whose depth runs over the source's rows.
   static const A* right_rows(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
     pack_rows<T>(rows, stride, n, cols, packed, stride_of(cols));
     return packed;
   }
-  // A right operand whose depth are the source's columns, times `factor`.
+  // A right operand whose depth runs over the source's columns, times `factor`.
   static void right_columns(const T* rows, int64_t stride, int64_t n, int64_t cols, A factor, A* packed,
                             int64_t packed_stride) {
     pack_transposed<T>(rows, stride, n, cols, factor, packed, packed_stride);
   }
-  // `weights` [keys, stride] as an operand whose depth are the keys, in rows of `stride` elements.
+  // `weights` [keys, stride] as an operand whose depth runs over the keys, in rows of `stride` elements.
   static const A* by_keys(const A* weights, int64_t, int64_t, int, A*) { return weights; }
-  // The same with the queries as depth, in rows of stride / kDepth elements.
+  // The same with a depth over the queries, in rows of stride / kDepth elements.
   static const A* by_queries(const A* weights, int64_t, int64_t, int, A*) { return weights; }
 };
 
@@ -52,7 +52,7 @@ template <> struct TileOperands<BFloat16, true> {
   using T = BFloat16;
   using Element = BFloat16Pair;
   static constexpr int64_t kDepth = 2;
-  // q is packed as it is: times a factor it would be rounded once more.
+  // q is packed unchanged, because the product with the factor would be rounded again. The tile applies the factor.
   static constexpr Start kScores = Start::kTimes;
   static int64_t stride_of(int64_t cols) { return round_up(cols, kWidth<A>); }
 
@@ -113,13 +113,14 @@ template <> struct TileOperands<BFloat16, true> {
 
  private:
   static void put(Element* to, Vector<A> pairs) { __builtin_memcpy(static_cast<void*>(to), &pairs, sizeof(pairs)); }
-  // The next pairs of a row of which `n` numbers are left; 0 behind its end.
+  // The next pairs of a row with `n` numbers left; 0 after its end.
   static Vector<A> load_pairs(const T* p, int64_t n) {
     Vector<A> pairs{};
     std::memcpy(&pairs, p, static_cast<size_t>(std::min<int64_t>(n, 2 * kWidth<A>)) * sizeof(T));
     return pairs;
   }
-  // Rows j and j + 1 (0 behind the last) from column i on, rounded: row j in the low half.
+  // Calls visit(j, i, both) with rows j and j + 1 (0 after the last row) from column i on, rounded to bf16; row j is in
+  // the low half.
   template <class Visit>
   static void for_row_pairs(const A* weights, int64_t stride, int64_t keys, int vectors, Visit visit) {
     for (int64_t j = 0; j < keys; j += 2)

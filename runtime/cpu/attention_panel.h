@@ -1,4 +1,5 @@
-// What both passes of attention do with a panel of scores: masks, dropout, online softmax. Kernel sources only.
+// Operations on a panel of scores in the forward and backward of attention: masks, dropout, online softmax. Only kernel
+// sources include this.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 
 namespace rondo::cpu {
 
-// Queries and keys per tile. Part of the summation order: changing them changes bits.
+// Queries and keys per tile. They determine the order of sums, so a change changes bits of the result.
 inline constexpr int64_t kQueryTile = 64;
 inline constexpr int64_t kKeyTile = 64;
 
@@ -21,7 +22,7 @@ template <class T> T* row_of(const HeadsView<T>& view, int64_t batch, int64_t he
   return view.data + batch * view.batch_stride + head * view.head_stride + row * view.row_stride;
 }
 
-// A panel of S^T: `vectors` vectors of queries from `query`, by `keys` keys from `key`.
+// A panel of the transposed scores S^T: `vectors` vectors of queries from `query` on, by `keys` keys from `key` on.
 template <class A> struct Panel {
   A* scores;  // [keys, stride]
   int64_t stride;
@@ -31,7 +32,7 @@ template <class A> struct Panel {
 
 // ---- Masks
 
-// Writes the mask of a panel as an addend in base 2, [keys, kTileColumns]; queries beyond valid_queries get 0.
+// Writes the mask of a panel as addends in base 2, [keys, kTileColumns]; queries beyond valid_queries get 0.
 template <class T, class A = Compute<T>>
 void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const Panel<A>& panel, A* rows, A* addend) {
   const int64_t offset = batch * mask.strides[0] + head * mask.strides[1];
@@ -41,7 +42,7 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
     A* row = rows + i * kKeyTile;
     if (mask.first_key) {
       const auto place = [&](const int64_t* key) {
-        // Clamped first: a mask may have the least number there is.
+        // Clamps before subtracting, because a mask may contain the smallest int64.
         return std::clamp<int64_t>(key[at - panel.key * step], panel.key, panel.key + panel.keys) - panel.key;
       };
       const int64_t masked = place(mask.first_key);
@@ -63,8 +64,8 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
   pack_transposed<A>(rows, kKeyTile, panel.valid_queries, panel.keys, static_cast<A>(kLog2E), addend, kTileColumns<A>);
 }
 
-// The keys that a tile of queries reads: whole key tiles from `begin` on, up to `end`. Those between `clear` and `open`
-// need no mask.
+// The keys that a tile of queries reads: whole key tiles from `begin` on, up to `end`. No key in [clear, open) is
+// masked for any of these queries.
 struct KeyRange {
   int64_t begin = 0, clear = 0;
   int64_t open = std::numeric_limits<int64_t>::max(), end = std::numeric_limits<int64_t>::max();
@@ -75,7 +76,7 @@ KeyRange key_range(const AttentionMask<T>& mask, int64_t batch, int64_t head, in
                    int64_t keys) {
   if (!mask) return {};
   if (mask.first_key == nullptr) return {.begin = 0, .clear = keys};
-  const auto bounds = [&](const int64_t* of) {  // the least and the greatest of the queries
+  const auto bounds = [&](const int64_t* of) {  // the least and the greatest value over the queries
     const int64_t* const row = of + batch * mask.strides[0] + head * mask.strides[1];
     int64_t least = keys, most = 0;
     for (int64_t i = 0; i < queries; ++i) {
@@ -116,9 +117,9 @@ template <class A> void apply_causal(const Panel<A>& panel) {
 
 // ---- Dropout
 
-// Calls visit(j, i, kept) for each row j of a panel and each vector i of its queries: `kept` says which weights dropout
-// keeps. Each query has a counter for four keys, so the words of a vector of counters are for four rows of S^T. Both
-// vectors of a panel are drawn at once, so that one's rounds fill the waits of the other's.
+// Calls visit(j, i, kept) for each row j of a panel and each vector i of its queries: `kept` is the mask of the weights
+// that dropout keeps. Each query has one counter for four keys, so a vector of counters gives words for four rows of
+// S^T. Both vectors of a panel are drawn together: the instructions of one fill the latencies of the other.
 template <int N, class A, class Visit>
 [[gnu::always_inline]] inline void for_kept(const AttentionShape& shape, int64_t batch, int64_t head,
                                             const Panel<A>& panel, Visit visit) {
@@ -146,8 +147,8 @@ template <int N, class A, class Visit>
   }
 }
 
-// Sets the dropped weights of a panel to 0. Dropout's factor is the same for all other weights, so only their sum is
-// multiplied by it. A weight that is rounded to bf16 before the sum keeps its last bit that way.
+// Sets the dropped weights of a panel to 0. Dropout's factor is the same for all kept weights, so it multiplies their
+// sum, not each weight: a weight that is rounded to bf16 before the sum is then rounded only once.
 template <int N, class A> void drop(const AttentionShape& shape, int64_t batch, int64_t head, const Panel<A>& panel) {
   for_kept<N>(shape, batch, head, panel, [&](int64_t j, int i, IntegerVector<A> kept) {
     A* const s = panel.scores + j * panel.stride + i * kWidth<A>;
@@ -161,8 +162,8 @@ template <class A> A dropout_factor(const AttentionShape& shape) {
 
 // ---- Forward
 
-// Row j of a reduction goes to chain j % kChains, to hide the latency of an addition; left-over rows to chain 0, so
-// that chains stay in registers.
+// Row j of a reduction goes to accumulator (chain) j % kChains, to hide the latency of additions. The last
+// rows % kChains rows go to chain 0, so that chain indices are constants and chains stay in registers.
 inline constexpr int kChains = 4;
 template <class F> inline void for_rows(int64_t rows, F&& f) {
   int64_t j = 0;
@@ -173,8 +174,8 @@ template <class F> inline void for_rows(int64_t rows, F&& f) {
   for (; j < rows; ++j) f(j, 0);
 }
 
-// One step of online softmax on a panel: scores become exp2(score - maximum), maximum and sum are brought up to date,
-// and factors is what earlier sums must be multiplied by.
+// One step of online softmax on a panel: replaces scores by exp2(score - maximum), updates maximum and sum, and writes
+// the factors by which earlier sums must be multiplied.
 template <int N, class A> void online_softmax(const Panel<A>& panel, A* maximum, A* sum, A* factors) {
   constexpr int kW = kWidth<A>;
   Vector<A> shift[N], total[kChains][N] = {};
@@ -186,7 +187,7 @@ template <int N, class A> void online_softmax(const Panel<A>& panel, A* maximum,
   });
   for (int i = 0; i < N; ++i) {
     const Vector<A> last = larger(larger(top[0][i], top[1][i]), larger(top[2][i], top[3][i]));
-    // With no key allowed so far the maximum is -inf: subtract 0 then, so that exp2 sees -inf and not NaN.
+    // If no key was allowed so far, the maximum is -inf. Then 0 is subtracted, so that exp2 gets -inf and not NaN.
     shift[i] = last == -kInfinity<A> ? Vector<A>{} : last;
     store(factors + i * kW, exp2<A>(load(maximum + i * kW) - shift[i]));
     store(maximum + i * kW, last);

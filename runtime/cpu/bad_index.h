@@ -1,5 +1,5 @@
-// Indices out of range. A kernel neither reads nor writes there; the error follows from the index, its position and the
-// call, so it is the same for any number of threads, now or later.
+// Errors for indices out of range. A kernel neither reads nor writes at a bad index. The error depends only on the
+// index, its position and the call, so it is the same for any number of threads, whether it is found at once or late.
 #pragma once
 
 #include <mutex>
@@ -9,25 +9,25 @@
 
 namespace rondo::cpu {
 
-// Throws Error, with its position and the caller's line, unless all of dense i64 `indices` are in [0, size), or
-// `allowed`.
+// Throws Error, with the position of the first bad index and the caller's line, unless all values of the dense i64
+// tensor `indices` are in [0, size) or equal `allowed`.
 void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
                      std::optional<int64_t> allowed = std::nullopt);
 
-// A tensor of indices, i64.
+// An i64 tensor of indices.
 struct Indices {
   const int64_t* data;
   const Dims &sizes, &strides;
 };
-// Throws the Error of the first one, in the order of the tensor, that is not in [0, size). `at_position`: with its
+// Throws Error for the first index, in row-major order, that is not in [0, size). `at_position`: the message gives its
 // position in that order.
 void require_in_range(const char* op, const Indices& indices, int64_t size, bool at_position,
                       std::source_location where);
-// The same, where there is one.
+// The same for indices that are known to contain a bad one.
 [[noreturn]] void throw_bad_index(const char* op, const Tensor& indices, int64_t size, bool at_position,
                                   std::source_location where);
 
-// The first bad index that the threads of one kernel find.
+// Collects the bad index with the smallest position among those that the threads of one kernel find.
 //
 //   BadIndex bad(size);
 //   parallel_for(... if (bad.is(k, at)) continue; ...);
@@ -35,19 +35,19 @@ void require_in_range(const char* op, const Indices& indices, int64_t size, bool
 class BadIndex {
  public:
   explicit BadIndex(int64_t size) : size_(size) {}
-  // True, and noted, if `index` is out of range. `position`: where it lies in its tensor's memory.
+  // If `index` is out of range, records it and returns true. `position`: its position in the memory of its tensor.
   bool is(int64_t index, int64_t position) {
     if (static_cast<uint64_t>(index) < static_cast<uint64_t>(size_)) [[likely]]
       return false;
     note(index, position);
     return true;
   }
-  void check(const KernelContext& context) const;  // throws Error if there was one
+  void check(const KernelContext& context) const;  // throws Error if there was a bad index
 
  private:
   void note(int64_t index, int64_t position);
   int64_t size_;
-  std::mutex mutex_;  // of those below
+  std::mutex mutex_;  // guards the members below
   std::optional<int64_t> position_;
   int64_t index_ = 0;
 };

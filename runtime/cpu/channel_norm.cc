@@ -1,5 +1,5 @@
-// batch_norm and its gradient, in the bits of their decompositions (ops/channel_norm.cc). The forward reads x twice:
-// for the statistics, and to write y. The backward reads the gradient and x twice: for their sums, and to write dx.
+// batch_norm and its gradient, with the same bits as their decompositions (ops/channel_norm.cc). The forward reads x
+// twice: for the statistics, and to write y. The backward reads gradient and x twice: for the sums, and to write dx.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -16,13 +16,14 @@
 namespace rondo::cpu {
 namespace {
 
-// x, dense, is (batch, channels, pixels). With one pixel, or where the channels lie last, they are neighbours.
+// A dense x, seen as (batch, channels, pixels). If pixels is 1 (also if the channels are the last dimension), the
+// channels of a row are adjacent in memory: by_columns().
 struct ChannelLayout {
   int64_t batch, channels, pixels;
   bool by_columns() const { return pixels == 1; }
 };
 
-// Nothing: the sums of such a shape are of another order (a single channel is one row), or there are no elements.
+// Returns nullopt if x is empty, or if the sums of the decomposition have another order: a single channel is one row.
 std::optional<ChannelLayout> channel_layout(const Dims& x, const Attrs& attrs) {
   const int dim = ops::channel_dim(attrs);
   if (x.numel() == 0 || x[dim] == 1) return std::nullopt;
@@ -40,7 +41,7 @@ void run_channel_parts(const KernelContext& context) {
   for (size_t i = 0; i < made.size(); ++i) context.outputs[i].copy_(made[i]);
 }
 
-// One number for each channel in the compute type; empty for an undefined tensor.
+// One number for each channel, in the compute type. Empty for an undefined tensor.
 template <class C> std::vector<C> numbers_of(const Tensor& t) {
   if (!t.defined()) return {};
   const Tensor wide = t.to(dtype_of<C>).contiguous();
@@ -53,8 +54,8 @@ template <class C> void write_numbers(const std::vector<C>& numbers, Tensor& to)
   });
 }
 
-// fn(offset of the first element, channel of it, neighbours). With by_columns() a run is a row of all channels, else
-// the pixels of one channel.
+// Calls fn(offset of the first element, its channel, length) for each run of adjacent elements. With by_columns() a run
+// is a row of all channels, else it is the pixels of one channel.
 template <class Fn> void for_each_run_of_channels(const ChannelLayout& layout, Fn fn) {
   const int64_t runs = layout.by_columns() ? layout.batch : layout.batch * layout.channels,
                 length = layout.by_columns() ? layout.channels : layout.pixels;
@@ -82,15 +83,15 @@ void normalise_channels(const ChannelLayout& layout, const T* x, const std::vect
   else run([=](C v, int64_t c) { return (v - m[c]) * s[c] + b[c]; });
 }
 
-// For each channel, the sum of the gradient and that of the gradient times the centred x: Note [Runs] of
-// ops/reduction_order.h.
+// For each channel, the sum of the gradient, and the sum of the gradient times the centred x, in the order of Note
+// [Runs] in ops/reduction_order.h.
 template <class T, class C>
 void sum_channels(const ChannelLayout& layout, const T* grad, const T* x, const std::vector<C>& mean,
                   std::vector<C>& sum_g, std::vector<C>& sum_gx) {
   const auto [batch, channels, pixels] = layout;
   const auto wide = [](T v) { return static_cast<C>(v); };
   if (layout.by_columns()) {
-    // Note [Column order]: chunks of rows, whose sums are then added in order.
+    // Note [Column order]: chunks of rows are summed, and these sums are added in order.
     const int64_t chunk = column_chunk_rows(batch), chunks = (batch + chunk - 1) / chunk;
     std::vector<C> parts(static_cast<size_t>(2 * chunks * channels));
     parallel_for(chunks, std::max<int64_t>(1, kElementwiseGrain / (chunk * channels)), [&](int64_t begin, int64_t end) {
@@ -124,7 +125,7 @@ void sum_channels(const ChannelLayout& layout, const T* grad, const T* x, const 
         part_gx[static_cast<size_t>(b)] = sum_row<C>(pixels,
                                                      [=](int64_t i) { return wide(g[i]) * (wide(from[i]) - m); });
       }
-      // The sums of one example are over its rows alone.
+      // With one example there is nothing to add: the sum over its pixels is the result.
       const auto total = [&](const std::vector<C>& parts, C& to) {
         if (batch == 1) to = parts[0];
         else

@@ -1,5 +1,5 @@
-// Reductions over the rows of a block of columns: Note [Column order] of ops/reduction_order.h, vectorised by the
-// compiler.
+// Reductions over the rows of a block of columns, in the order of Note [Column order] in ops/reduction_order.h. The
+// compiler vectorises the loops over columns.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 
 namespace rondo::cpu {
 
-// Columns that a thread reduces together, so that their accumulators stay in its first cache.
+// The number of columns that a thread reduces together: their accumulators fit into the L1 cache.
 inline constexpr int64_t kColumnBlock = 256;
 
-// totals[c] = combine over value(0, c), ..., value(rows - 1, c), for c below width, at most kColumnBlock. `value` must
-// be inlinable and free of side effects.
+// totals[c] = value(0, c) combined with ... value(rows - 1, c), for c < width, where width <= kColumnBlock. `value`
+// must be inlinable and free of side effects.
 template <class C, class Value, class Combine>
 inline void reduce_columns(int64_t rows, int64_t width, C identity, Value value, Combine combine, C* totals) {
   const int64_t chunk = column_chunk_rows(rows);

@@ -1,5 +1,5 @@
-// Kernels of conv2d and its gradients. f32 and bf16 run in oneDNN, f16 through f32 copies, and so does bf16 where the
-// library has no such convolution; f64, and what the library refuses, in products of patches.
+// Kernels of conv2d and its gradients. f32 and bf16 run in oneDNN. f16 runs through f32 copies, and so does bf16 if
+// oneDNN does not support the convolution. f64 runs as products of patches, and so does f32 without support.
 #include "rondo/runtime/ops/convolution.h"
 
 #include "rondo/runtime/autograd/autograd.h"
@@ -16,7 +16,7 @@ namespace {
 
 using Computes = ConvolutionCall::Computes;
 
-// The three tensors of a call; `result()` is the one that is written.
+// The tensors of a call; result() is the one that is written.
 struct Tensors {
   Computes computes;
   Tensor input, weight, bias, output;
@@ -27,14 +27,14 @@ struct Tensors {
             .bias = bias.defined() ? bias.impl()->data() : nullptr,
             .output = output.impl()->data()};
   }
-  // fn(tensor) for what is read.
+  // Replaces each tensor that is read by fn(tensor).
   template <class F> void each_operand(F fn) {
     for (Tensor* t : {&input, &weight, &bias, &output})
       if (t->defined() && t != &result()) *t = fn(*t);
   }
 };
 
-// Dense, too: a gradient that is part of a larger tensor has gaps.
+// True if the tensor is channels last and dense. A gradient that is part of a larger tensor may have gaps.
 bool is_last(const Tensor& t) {
   return t.rank() == 4 && is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
 }
@@ -62,7 +62,7 @@ ConvolutionCall call_of(const Tensors& t, const ops::Convolution& conv) {
   return call;
 }
 
-// Where a tensor is empty, no product is summed.
+// The result if a tensor is empty: there are no products to sum, so it is 0 (plus bias).
 void fill_empty(Tensors& t) {
   t.result().fill_(0);
   if (t.computes == Computes::kOutput && t.bias.defined()) t.output.add_(t.bias.view({t.bias.size(0), 1, 1}));
@@ -71,7 +71,7 @@ void fill_empty(Tensors& t) {
 void run_in_patches(Tensors t, const ops::Convolution& conv) {
   Tensor result = t.result();
   const auto last = [](const Tensor& x) { return x.rank() == 4 ? x.permute({0, 2, 3, 1}) : x; };
-  // Views in whose order the memory lies.
+  // `last` and `usual` convert between views (B, H, W, C) and (B, C, H, W) of the same memory.
   const auto usual = [](const Tensor& x) { return x.permute({0, 3, 1, 2}); };
   t.each_operand([&](const Tensor& x) { return x.rank() == 4 ? usual(last(x).contiguous()) : x.contiguous(); });
   const bool in_place = last(result).is_contiguous();

@@ -1,6 +1,6 @@
-// The parameters of a convolution over two dimensions, or of one of its two gradients. All three name the same three
-// tensors: the input (B, C, H, W), the weight (O, C / groups, kh, kw) and the output (B, O, oh, ow); one is computed
-// from the others. convolution.cc chooses how. Plain data.
+// The parameters of a 2D convolution or of one of its two gradients. All three use the same three tensors: the input
+// (B, C, H, W), the weight (O, C / groups, kh, kw) and the output (B, O, oh, ow). One of them is computed from the
+// other two. convolution.cc chooses the implementation. Plain data.
 #pragma once
 
 #include <array>
@@ -22,10 +22,10 @@ struct ConvolutionCall {
   // By dimension: height, width.
   std::array<int64_t, 2> input = {}, kernel = {}, output = {};
   std::array<int64_t, 2> stride = {1, 1}, dilation = {1, 1};
-  std::array<int64_t, 2> padding_before = {};  // zeros before the input; those behind it follow from `output`
+  std::array<int64_t, 2> padding_before = {};  // zeros before the input; the zeros after it follow from `output`
 
   int64_t reach(size_t d) const { return (kernel[d] - 1) * dilation[d] + 1; }
-  // Elements that a kernel reads for one output channel.
+  // The number of input elements from which one output element is computed.
   int64_t taps() const { return channels / groups * kernel[0] * kernel[1]; }
   double flops_of_image() const { return 2.0 * static_cast<double>(output[0] * output[1] * outputs * taps()); }
   friend bool operator==(const ConvolutionCall&, const ConvolutionCall&) = default;

@@ -25,7 +25,8 @@ dnnl::memory::data_type library_float(DType dtype) {
   return dtype == kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-// Strides of activations (images, channels, rows, columns) that are part of images of `whole`; null: of their own.
+// The layout of activations (images, channels, rows, columns): channels last if `last`, else as a part of the images of
+// `whole`, or dense if `whole` is null.
 Desc activations(const ConvolutionCall& part, bool input, bool last, const ConvolutionCall* whole) {
   const int64_t c = input ? part.channels : part.outputs;
   const auto& size = input ? part.input : part.output;
@@ -44,7 +45,7 @@ dnnl::memory::dims weight_dims(const ConvolutionCall& c) {
   if (c.groups == 1) return {c.outputs, each, c.kernel[0], c.kernel[1]};
   return {c.groups, c.outputs / c.groups, each, c.kernel[0], c.kernel[1]};
 }
-// The weight as the caller has it.
+// The caller's layout of the weight.
 Desc given_weight(const ConvolutionCall& c) {
   const int64_t each = c.channels / c.groups, h = c.kernel[0], w = c.kernel[1];
   dnnl::memory::dims strides = c.weight_last ? dnnl::memory::dims{h * w * each, 1, w * each, each}
@@ -53,9 +54,9 @@ Desc given_weight(const ConvolutionCall& c) {
   return {weight_dims(c), library_float(c.dtype), strides};
 }
 
-// What pack_weight() and unpack_weights() are told, if they know the layout.
+// The arguments for pack_weight() and unpack_weights(); nullopt if they do not support the layout `packed`.
 std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& packed) {
-  const bool unpacks = call.computes == Computes::kWeight;  // sums are f32
+  const bool unpacks = call.computes == Computes::kWeight;  // then `packed` is f32, for sums
   if ((call.dtype != kF32 && !unpacks) || type_of(packed) != dnnl::memory::data_type::f32) return std::nullopt;
   const std::optional<BlockedLayout> layout = blocked_layout(packed);
   const dnnl::memory::dims two = {kWeightBlock, kWeightBlock};
@@ -80,17 +81,18 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
   return known ? std::optional(blocks) : std::nullopt;
 }
 
-// The older kernel that is used instead of the library's favourite: how its name begins. Null: the favourite is used.
+// For some convolutions an older kernel of the library is faster than its first choice. Returns the prefix of that
+// kernel's name, or null to keep the first choice. Measurements:
 //
-// 1x1 in f32, one thread, version 2.6, Zen 4, (256, 56, 56) to 128 channels: 82 GFLOP/s, 115 with the older kernel. On
-// an Intel processor with AMX both take about as long in versions 2.6 and 3.7 (the newer 0.87 to 1.2 of the older one's
-// time, but 0.56 for 2048 to 512 channels of 7 x 7).
+// 1x1 in f32, one thread, version 2.6, Zen 4, (256, 56, 56) to 128 channels: 82 GFLOP/s, with the older kernel 115. On
+// an Intel processor with AMX both take about the same time in versions 2.6 and 3.7: the newer kernel takes 0.87 to 1.2
+// of the older one's time, but 0.56 for 2048 to 512 channels of 7 x 7.
 //
-// Few pixels: the time to pack the weight counts. 3x3, 512 to 512 channels, version 2.6, Zen 4: 1.0 ms in f32 and 2.5
-// ms in bf16 to pack, 0.6 and 0.4 for the older kernel. Version 3.7, Intel, 7 x 7 pixels, packed and computed, newer
-// and older: forward in bf16 1.01 and 0.86 ms, in f32 2.48 and 2.44. The gradient of the input has a newer kernel in
-// version 3 only: in f32 4.0 and 2.4 ms (with AVX2 3.1 and 2.6). In bf16 1.12 and 1.02, but 1.32 and 1.48 for two
-// images: it stays.
+// With few pixels, the time to pack the weight matters. 3x3, 512 to 512 channels, version 2.6, Zen 4: packing takes
+// 1.0 ms in f32 and 2.5 ms in bf16; for the older kernel it takes 0.6 and 0.4 ms. Version 3.7, Intel, 7 x 7 pixels,
+// packing and computing, newer and older kernel: forward in bf16 1.01 and 0.86 ms, in f32 2.48 and 2.44 ms. For the
+// gradient of the input only version 3 has a newer kernel: in f32 4.0 and 2.4 ms (with AVX2 3.1 and 2.6 ms); in bf16
+// 1.12 and 1.02 ms, but 1.32 and 1.48 ms for two images, so in bf16 the newer one is kept.
 const char* older_kernel(std::string_view favourite, const ConvolutionCall& part, const ConvolutionCall& whole) {
   constexpr int64_t kFewPixels = 2048;
   const bool few = whole.batch * whole.output[0] * whole.output[1] <= kFewPixels;
@@ -100,7 +102,7 @@ const char* older_kernel(std::string_view favourite, const ConvolutionCall& part
   const bool forward = favourite.starts_with("brgconv:") || favourite.starts_with("brg_conv_fwd");
   return few && forward ? "jit" : nullptr;
 }
-// `make`: all kernels of an operation, from the first on.
+// Chooses a kernel by older_kernel(). make() returns the kernels of an operation, positioned at the first.
 template <class Make> auto preferred(const ConvolutionCall& part, const ConvolutionCall& whole, Make make) {
   auto kernels = make();
   const char* const older = older_kernel(kernels.name(), part, whole);
@@ -113,7 +115,7 @@ template <class Make> auto preferred(const ConvolutionCall& part, const Convolut
 
 }  // namespace
 
-// A primitive, and the memory that a run of it needs for itself.
+// A primitive, and the size of the scratchpad that a run needs.
 class LibraryConvolution::Step {
  public:
   struct Argument {
@@ -133,7 +135,7 @@ class LibraryConvolution::Step {
     primitive_ = dnnl::reorder(chosen);
     scratch_ = chosen.scratchpad_desc();
   }
-  // A primitive's own scratchpad would belong to the thread that made it, so each run brings one.
+  // A scratchpad of the primitive itself would belong to the thread that made it, so each run allocates one.
   static dnnl::primitive_attr with_own_scratch() {
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -172,17 +174,17 @@ class LibraryConvolution::Step {
   bool signals_wait_ = false;  // Note [Signals wait] in onednn.h
 };
 
-// Activations of a piece in the usual layout, and channels last.
+// Converts the activations of a piece between the usual layout and channels last.
 class LibraryConvolution::Conversion {
  public:
-  // `usual`: the piece's in the caller's images; `reads`: the usual layout is read.
+  // `usual`: the layout of the piece in the caller's images. `reads`: converts from the usual layout, else to it.
   Conversion(const Desc& usual, const Desc& last, bool reads) : reads_(reads) {
     const BlockedLayout layout = *blocked_layout(usual);
     images_ = layout.sizes[0], channels_ = layout.sizes[1], pixels_ = layout.sizes[2] * layout.sizes[3];
     image_ = layout.strides[0], step_ = layout.strides[1];
     is_half_ = type_of(usual) == dnnl::memory::data_type::bf16;
-    // The library converts 16-bit numbers line by line, which is faster than our tiles, unless lines are a large power
-    // of two apart: these share few sets of the caches.
+    // The library converts 16-bit numbers line by line, which is faster than Rondo's tiles. But not if lines are a
+    // large power of two apart: such lines share few sets of the caches.
     if (is_half_ && channels_ * 2 % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
   }
   void run(std::byte* usual, std::byte* last) const {
@@ -202,19 +204,19 @@ class LibraryConvolution::Conversion {
   std::optional<Step> library_;
 };
 
-// The shape of a piece.
+// A primitive for all pieces of one shape, and the conversions that they need.
 class LibraryConvolution::Primitive {
  public:
   // `packed`: the layout of the weight that the other pieces use; null: the library chooses. REQUIRES: valid(part).
   Primitive(const ConvolutionCall& part, const ConvolutionCall& whole, const Desc* packed);
-  // False: the library has only its reference.
+  // False if the library has only its reference kernel.
   bool fast() const { return fast_; }
   bool is_for(const ConvolutionCall& part) const { return part == part_; }
   const Desc& weight() const { return weight_; }
   void run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const;
 
  private:
-  // The first that is not wrong (wrong_kernels.h).
+  // Chooses the first kernel that is not wrong (wrong_kernels.h).
   template <class P> void set(Kernels<P> kernels) {
     while (is_wrong(kernels.name(), part_))
       if (!kernels.next()) return;
@@ -225,27 +227,27 @@ class LibraryConvolution::Primitive {
   }
 
   ConvolutionCall part_;
-  Desc input_, weight_, bias_, output_;  // as the primitive has them
+  Desc input_, weight_, bias_, output_;  // layouts of the primitive
   bool fast_ = false;
   Step step_;
-  // Between the caller's activations and the primitive's; null where they are the same.
+  // Conversions between the caller's activations and the primitive's; null if the layouts are the same.
   std::unique_ptr<const Conversion> convert_input_, convert_output_;
-  // How many channels the caller's output has, channels last, if the primitive reads only some of them; else 0.
+  // The number of channels of the caller's channels-last output if the primitive reads only some of them; else 0.
   int64_t sliced_ = 0;
 };
 
 LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const ConvolutionCall& whole, const Desc* packed)
     : part_(part), input_(activations(part, true, true, nullptr)), output_(activations(part, false, true, nullptr)) {
   using dnnl::memory;
-  const OneLibraryThread alone;  // the library plans for the threads that there are now
+  const OneLibraryThread alone;  // the library plans for the current number of threads
   const memory::dims stride = {part.stride[0], part.stride[1]}, dilation = {part.dilation[0] - 1, part.dilation[1] - 1},
                      padding_before = {part.padding_before[0], part.padding_before[1]};
   memory::dims padding_after;
-  for (size_t d = 0; d < 2; ++d)  // rows and columns that no kernel reads count as negative
+  for (size_t d = 0; d < 2; ++d)  // negative if the kernel does not reach the last rows or columns
     padding_after.push_back(std::max<int64_t>(
         0, (part.output[d] - 1) * part.stride[d] + part.reach(d) - part.input[d] - part.padding_before[d]));
   const auto direct = dnnl::algorithm::convolution_direct;
-  // Sums of several pieces are f32, and are rounded once.
+  // The gradient of the weight is f32: sums of several pieces are rounded only once, after they are added.
   const auto weight_type = part.computes == Computes::kWeight ? memory::data_type::f32 : library_float(part.dtype);
   const Desc any(weight_dims(part), weight_type, memory::format_tag::any);
   const Desc wanted = packed != nullptr ? *packed : any,
@@ -281,7 +283,7 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
                                                          part.computes != Computes::kOutput);
 }
 
-// Rows of `bytes` bytes, `step` bytes apart, next to each other.
+// Copies rows of `bytes` bytes, which are `step` bytes apart in `from`, to adjacent places in `to`.
 static void copy_rows(std::byte* to, const std::byte* from, int64_t rows, size_t bytes, size_t step) {
   for (int64_t r = 0; r < rows; ++r, to += bytes, from += step) std::memcpy(to, from, bytes);
 }
@@ -338,13 +340,13 @@ LibraryConvolution::Cut LibraryConvolution::cut_of(const ConvolutionCall& call, 
   int64_t wanted = static_cast<int64_t>(
       std::clamp(work * static_cast<double>(call.batch), 1.0, static_cast<double>(kMost)));
   if (call.computes == Computes::kWeight) {
-    // Each part writes all weights and is read again: it pays if a weight gathers from this many pixels.
+    // Each piece writes a whole weight, which is read again. This is worthwhile for at least kPixels pixels per piece.
     constexpr int64_t kPixels = 256, kMostBytes = 64 << 20;
     const int64_t pixels = call.batch * call.output[0] * call.output[1], weights = call.outputs * call.taps();
     const int64_t most = std::min(std::max<int64_t>(1, pixels / kPixels),
                                   std::max<int64_t>(2, kMostBytes / (4 * weights)));
     if (may_slice && call.groups == 1 && most < std::min(wanted, kEnough)) {
-      constexpr int64_t kOutputs = 64;  // in fewer, the library's kernels are slower
+      constexpr int64_t kOutputs = 64;  // with fewer output channels, the library's kernels are slower
       int64_t slices = std::min({wanted, kEnough, call.outputs / kOutputs});
       while (slices > 1 && call.outputs % (slices * kWeightBlock) != 0) --slices;
       if (slices > most) return {call.batch, 1, slices};
@@ -372,13 +374,13 @@ const LibraryConvolution::Primitive* LibraryConvolution::primitive_of(const Conv
   return primitives_.emplace_back(std::move(made)).get();
 }
 
-// Adds pieces that make the weights of so many equal parts of the output channels.
+// Adds `slices` pieces; each computes the gradient of the weight for an equal part of the output channels.
 bool LibraryConvolution::add_slices(int64_t slices) {
   ConvolutionCall part = call_;
   part.outputs /= slices;
   const Primitive* const primitive = primitive_of(part);
   if (primitive == nullptr) return false;
-  // In blocks of outputs that follow each other, the slices are one weight.
+  // If blocks of outputs follow each other in memory, the slices together form one weight in blocks.
   blocks_ = blocks_of(part, primitive->weight());
   const int64_t row = part.taps();
   if (!blocks_ || blocks_->output_step != row * kWeightBlock) return false;
@@ -391,10 +393,10 @@ bool LibraryConvolution::add_slices(int64_t slices) {
   return true;
 }
 
-// Adds the rows of one or several images as a piece.
+// Adds a piece: rows of one image, or several whole images.
 bool LibraryConvolution::add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image) {
   if (part.input[0] < 1 || part.output[0] < 1 || part.padding_before[0] < 0) return false;
-  // What the library makes of these numbers; rows that no kernel reads may be left at the end.
+  // The library computes the output size from these numbers: less than a stride of rows may be unused at the end.
   const int64_t end = (part.output[0] - 1) * part.stride[0] + part.reach(0) - part.padding_before[0];
   if (part.input[0] - end >= part.stride[0]) return false;
   const Primitive* const primitive = primitive_of(part);
@@ -424,7 +426,7 @@ bool LibraryConvolution::prepare(const Cut& cut) {
       int64_t in = 0, in_end = call_.input[0], out = 0, out_end = call_.output[0];
       const int64_t begin = rows * band / cut.bands, end = rows * (band + 1) / cut.bands;
       if (cut.bands > 1 && by_input) {
-        // The output rows with a kernel that reads one of these rows.
+        // The output rows whose kernels read one of these input rows.
         in = begin, in_end = end;
         out = std::clamp<int64_t>((begin + padding_before - reach + stride) / stride, 0, call_.output[0]);
         out_end = std::clamp<int64_t>((end - 1 + padding_before) / stride + 1, 0, call_.output[0]);
@@ -447,7 +449,7 @@ bool LibraryConvolution::prepare(const Cut& cut) {
   return true;
 }
 
-// ---- The weight, in chunks for several threads
+// ---- Packing the weight, in chunks for several threads
 
 void LibraryConvolution::plan_packing() {
   const bool unpacks = call_.computes == Computes::kWeight;
@@ -458,7 +460,7 @@ void LibraryConvolution::plan_packing() {
   if (given == packed && !unpacks) return;
   blocks_ = blocks_of(call_, packed);
   if (blocks_) return;
-  constexpr int64_t kBlock = 64, kElements = 1 << 16;  // a block of the library's layouts fits into kBlock
+  constexpr int64_t kBlock = 64, kElements = 1 << 16;  // a multiple of the blocks in the library's layouts
   const dnnl::memory::dims all = sizes_of(given);
   int64_t each = 1;
   for (size_t d = 1; d < all.size(); ++d) each *= all[d];
@@ -476,7 +478,7 @@ void LibraryConvolution::plan_packing() {
   const OneLibraryThread alone;
   try {
     plan(rows);
-  } catch (const dnnl::error&) {  // a layout that cannot be cut there
+  } catch (const dnnl::error&) {  // the layout cannot be cut there
     throw_if_out_of_memory();
     packing_.clear();
     packing_.push_back(std::make_unique<const Step>(unpacks ? packed : given, unpacks ? given : packed));
@@ -539,7 +541,7 @@ LibraryConvolution::~LibraryConvolution() = default;
 
 namespace {
 
-// Refused calls are kept, too, without pieces.
+// The cache also holds calls that the library refuses, as objects without pieces.
 using ConvolutionCache = RecentCache<ConvolutionCall, LibraryConvolution>;
 ConvolutionCache& convolution_cache() {
   static auto* cache = [] {
@@ -558,7 +560,7 @@ std::shared_ptr<const LibraryConvolution> LibraryConvolution::get(const Convolut
     Cut cut = cut_of(call, /*may_slice=*/true);
     bool done = prepare(cut);
     if (!done && cut.slices > 1) done = prepare(cut = cut_of(call, false));
-    // Bands, or the last images, may be what the library refuses.
+    // The library may refuse bands, or the smaller piece of the last images. Tries without these.
     if (!done && cut.bands > 1) done = prepare({1, 1});
     if (!done) done = prepare({call.batch, 1});
     if (!done) {

@@ -1,13 +1,13 @@
-// One convolution with everything but the addresses, through oneDNN, in f32 and bf16. Thread safe.
+// A convolution that oneDNN computes, prepared except for the addresses of its operands. f32 and bf16. Thread safe.
 //
-// Inside, activations are always channels last, the library's fast layout; an operand in the usual layout is converted
-// piece by piece, by the thread that uses it. So the layout of operands does not change a bit of the result.
+// Internally activations are always channels last, the library's fast layout. An operand in the usual layout is
+// converted piece by piece, by the thread that uses it. So the result does not depend on the layouts, bit for bit.
 //
-// Note [Pieces]. The work is cut into images, or bands of an image's rows where there are few images. Each piece is one
-// primitive that runs on one thread (onednn.h), and the pieces run in the pool. The gradient of the weight is a sum
-// over pieces: each leaves its own, and they are added in order. Where a weight gathers from few pixels, a piece makes
-// the weights of some output channels instead. Cuts depend on the call's shapes alone, so results do not depend on the
-// number of threads.
+// Note [Pieces]. The work is cut into images, or, if there are few images, into bands of rows of an image. Each piece
+// is one primitive that runs on one thread (onednn.h), and the pieces run in the pool. The gradient of the weight is a
+// sum over pieces: each piece writes its own sum, and these are added in order. If the weight's gradient sums over few
+// pixels, a piece computes it for some output channels instead. Cuts depend only on the shapes of the call, so results
+// do not depend on the number of threads.
 #pragma once
 
 #include <memory>
@@ -21,10 +21,11 @@ namespace rondo::cpu {
 
 class LibraryConvolution {
  public:
-  // Null: the library has no primitive for this call, or only its reference one, which is slower than patches.
-  // Making one takes a millisecond or more, so the most recent 256 are kept, over all threads.
+  // Returns null if the library has no primitive for this call, or only its reference one, which is slower than
+  // convolution_patches.h. Making a LibraryConvolution takes a millisecond or more, so all threads share a cache of the
+  // 256 most recent ones.
   static std::shared_ptr<const LibraryConvolution> get(const ConvolutionCall& call);
-  static void trim();  // forgets those that are kept; those in use live on
+  static void trim();  // empties the cache; objects in use live on
 
   ~LibraryConvolution();
   void run(const ConvolutionOperands& operands) const;
@@ -37,16 +38,16 @@ class LibraryConvolution {
   class Primitive;
   struct Piece {
     const Primitive* primitive;
-    int64_t input, output;  // where its activations start, in elements
-    int64_t weight;         // gradient of the weight: where its sums start, in elements
+    int64_t input, output;  // the offsets of its activations, in elements
+    int64_t weight;         // gradient of the weight: the offset of its sums, in elements
   };
   struct Cut {
-    int64_t images = 1, bands = 1;  // images of a piece; pieces of an image
-    int64_t slices = 1;             // gradient of the weight: pieces of the output channels, of all images
+    int64_t images = 1, bands = 1;  // images in a piece; pieces in an image
+    int64_t slices = 1;             // gradient of the weight: number of slices of output channels, over all images
   };
   explicit LibraryConvolution(const ConvolutionCall& call);
   static Cut cut_of(const ConvolutionCall& call, bool may_slice);
-  // False: the library refuses a piece.
+  // Returns false if the library refuses a piece.
   bool prepare(const Cut& cut);
   const Primitive* primitive_of(const ConvolutionCall& part);  // null: the library refuses it
   bool add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image);
@@ -59,12 +60,12 @@ class LibraryConvolution {
   const ConvolutionCall call_;
   std::vector<std::unique_ptr<const Primitive>> primitives_;  // one for each shape of a piece
   std::vector<Piece> pieces_;
-  // Between the weight as the caller has it and as the primitives want it: one of the two, or nothing if they are the
-  // same.
+  // Conversion between the caller's layout of the weight and that of the primitives: `blocks_` or `packing_`, or none
+  // if the layouts are equal.
   std::optional<WeightBlocks> blocks_;
   std::vector<std::unique_ptr<const Step>> packing_;
   int64_t packed_bytes_ = 0;
-  int64_t sums_ = 1;  // gradient of the weight: how many whole ones the pieces leave
+  int64_t sums_ = 1;  // gradient of the weight: how many partial sums of the whole weight the pieces write
 };
 
 }  // namespace rondo::cpu

@@ -82,8 +82,8 @@ template <class T> class Patches {
       for (int64_t group = 0; group < call_.groups; ++group) fn(row, std::min(band_, call_.output[0] - row), group);
   }
 
-  // kGathers: copies what the pixels of some output rows read, with zeros for what lies outside of the image. Otherwise
-  // adds it back to where it was read.
+  // kGathers: copies the input pixels that some output rows read to `patch`, with zeros for pixels outside of the
+  // image. Otherwise adds `patch` back to these input pixels.
   template <bool kGathers> void copy_patches(int64_t image, int64_t row, int64_t rows, int64_t group, T* patch) const {
     for (int64_t y = row; y < row + rows; ++y)
       for (int64_t x = 0; x < call_.output[1]; ++x)
@@ -109,8 +109,8 @@ template <class T> class Patches {
   T* const weight_;
   const T* const bias_;
   T* const output_;
-  const int64_t channels_, outputs_, taps_;  // channels of one group
-  int64_t band_;                             // output rows at a time
+  const int64_t channels_, outputs_, taps_;  // of one group
+  int64_t band_;                             // output rows that are processed together
 };
 
 template <class T> void run_patches(const ConvolutionCall& call, const ConvolutionOperands& operands) {

@@ -1,13 +1,13 @@
-// A convolution as products of matrices (matmul.h): the pixels that each output pixel reads are copied into a row, a
-// band of output rows at a time. For dtypes and shapes that the library does not serve. f32 and f64.
+// A convolution as matrix products (matmul.h), also known as im2col: the input pixels for each output pixel are copied
+// into a row of a matrix, for a band of output rows at a time. For f64, and for f32 that oneDNN does not support.
 #pragma once
 
 #include "rondo/runtime/cpu/convolution_call.h"
 
 namespace rondo::cpu {
 
-// REQUIRES: everything is channels last: the input (B, H, W, C), the weight (O, kh, kw, C / groups), the output
-// (B, oh, ow, O). Nothing is empty. Sums are in an order of the shapes' alone.
+// REQUIRES: all tensors are channels last: the input (B, H, W, C), the weight (O, kh, kw, C / groups), the output
+// (B, oh, ow, O). No tensor is empty. The order of sums depends only on the shapes.
 void convolve_patches(const ConvolutionCall& call, const ConvolutionOperands& operands);
 
 }  // namespace rondo::cpu

@@ -1,4 +1,4 @@
-// Dropout: each element's random word is a function of (seed, offset, index). Note [Random state] in random_state.h.
+// Dropout. The random word of an element depends on (seed, offset, index): Note [Random state] in random_state.h.
 #include <algorithm>
 
 #include "rondo/runtime/cpu/loops.h"
@@ -10,14 +10,14 @@
 namespace rondo::cpu {
 namespace {
 
-// Elements drawn together: 16 counters of four words each, so that the rounds fill a vector.
+// The elements that are drawn together: 16 counters of four words each, which fill a vector.
 constexpr int kCounters = 16, kGroup = 4 * kCounters;
 
 // Word k of counter j goes to element 4 j + k of the group.
 inline void draw_group(uint64_t seed, uint64_t offset, uint64_t first_counter, uint32_t (&words)[kGroup]) {
   PhiloxWords<kCounters> w[4];
   draw<kCounters>(seed, offset, counters_from<kCounters>(first_counter, 1), w);
-  // Two perfect shuffles of the four vectors: 0 1 2 3 to 0 2 | 1 3 side by side, and these to 0 1 2 3.
+  // Interleaves the four vectors by two perfect shuffles: first 0 with 2 and 1 with 3, then the results.
   using Lanes = std::make_integer_sequence<int, kCounters>;
   const PhiloxWords<kCounters> even[2] = {detail::zip_low(w[0], w[2], Lanes{}), detail::zip_high(w[0], w[2], Lanes{})};
   const PhiloxWords<kCounters> odd[2] = {detail::zip_low(w[1], w[3], Lanes{}), detail::zip_high(w[1], w[3], Lanes{})};
@@ -44,7 +44,7 @@ void dropout_kernel(const KernelContext& context) {
     using C = ComputeType<T>;
     const T* from = reinterpret_cast<const T*>(x.impl()->data());
     T* to = reinterpret_cast<T*>(out.impl()->data());
-    // A p of 1 drops everything, whatever the words are.
+    // p = 1 drops every element.
     if (p == 1) return static_cast<void>(std::fill_n(to, n, T{}));
     const DropoutRule rule(p);
     const C scale = static_cast<C>(rule.factor);
@@ -56,7 +56,7 @@ void dropout_kernel(const KernelContext& context) {
         const int64_t start = group * kGroup;
         const int count = static_cast<int>(std::min<int64_t>(kGroup, n - start));
         const auto one = [&](int i) {
-          // A dropped NaN or infinity is 0, too.
+          // A select, so that a dropped NaN or infinity becomes 0, too.
           const C value = static_cast<C>(from[start + i]) * scale;
           to[start + i] = static_cast<T>(words[i] >= threshold ? value : C(0));
         };

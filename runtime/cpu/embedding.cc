@@ -1,4 +1,4 @@
-// Rows of a table.
+// Kernels of embedding, which looks up rows of a table, and of its gradient.
 #include <algorithm>
 #include <cstring>
 
@@ -27,7 +27,7 @@ void embedding_kernel(const KernelContext& context) {
 
 namespace {
 
-// table = `onto` (null: zeros) and the rows of grad, by index. Note [Segments] of row_sums.h.
+// table = `onto` (null: zeros) plus the rows of grad by index. Note [Segments] in row_sums.h.
 void write_rows(const KernelContext& context, const Tensor& grad, const Tensor& indices, const Tensor& table,
                 const void* onto) {
   const int64_t rows = table.sizes()[0], cols = table.sizes()[1];

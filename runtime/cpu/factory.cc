@@ -1,4 +1,4 @@
-// Kernels that make a tensor's first values.
+// Kernels that fill new tensors.
 #include <algorithm>
 #include <cstring>
 
@@ -30,7 +30,7 @@ void fill_kernel(const KernelContext& context) {
   visit_dtype(context.out().dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T value = attrs.floats.size() > 0 ? ops::convert<T>(double{attrs.floats[0]}) : ops::convert<T>(attrs.ints[0]);
-    double carried = 0;  // the bytes of `value`, which may be an integer that no double holds
+    double carried = 0;  // carries the bytes of `value`, because a double cannot represent every integer
     std::memcpy(&carried, &value, sizeof(T));
     const auto fill = [](const ops::ElementwiseRun& run, const double* bytes) {
       T element;
@@ -58,7 +58,7 @@ void arange_kernel(const KernelContext& context) {
   const bool wide = attrs.ints.size() > 3;
   const auto first = static_cast<uint64_t>(wide ? attrs.ints[3] : static_cast<int64_t>(real_first)),
              step = static_cast<uint64_t>(wide ? attrs.ints[4] : static_cast<int64_t>(real_step));
-  // Unsigned: i * step alone may leave the range that the sum is in.
+  // Computes with unsigned numbers, because i * step alone may overflow even if the sum does not.
   fill_dense(context.out(), [=](int64_t i) { return static_cast<int64_t>(first + static_cast<uint64_t>(i) * step); });
 }
 

@@ -2,11 +2,11 @@
 //
 // B and C are row-major with whole vectors per row (pad the columns); A is read element by element, so it may have any
 // strides. Each C[i, j] is one chain of FMAs over increasing depth: its bits depend neither on the blocking nor on the
-// vector width. Kernel sources only.
+// vector width. For kernel sources only.
 //
-// Note [Pairs]. An element of A and B is a number of C's type, or a BFloat16Pair: two bf16 numbers that are neighbours
-// along the depth. One instruction multiplies 16 pairs and adds both products of each to a sum in f32, so a product of
-// pairs takes half the time. An odd depth is padded with 0. The instruction reads numbers below the normal range as 0.
+// Note [Pairs]. An element of A and B is a number of C's type, or a BFloat16Pair: two bf16 numbers that are adjacent
+// along the depth. One instruction multiplies 16 pairs and adds both products of each pair to a sum in f32, so a
+// product of pairs takes half the time. An odd depth is padded with 0. The instruction treats subnormal inputs as 0.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,15 @@
 
 namespace rondo::cpu {
 
-// Rows of C per micro-kernel. With 2 vectors a row: 16 sums of 32 registers, 12 of AVX2's 16, which hide the latency of
-// two FMA units of 4 cycles.
+// Rows of C per micro-kernel. With 2 vectors per row this gives 16 sums (AVX-512 has 32 registers) or 12 sums (AVX2 has
+// 16 registers). They hide the latency of two FMA units with 4 cycles each.
 inline constexpr int kTileRows = kVectorBytes == 64 ? 8 : kVectorBytes == 32 ? 6 : 4;
 // Vectors of C per micro-kernel.
 inline constexpr int kTileVectors = 2;
 template <class A> inline constexpr int kTileColumns = kTileVectors* kWidth<A>;
 
-// How a product starts: from 0, from C, or from C times a factor per column. kTimes: from 0, and the sums are
-// multiplied by one factor. kTotal: from 0, and the sums are added to C.
+// How a product starts: kZero from 0, kAdd from C, kScale from C times one factor per column. kTimes: from 0, and the
+// sums are multiplied by one factor at the end. kTotal: from 0, and the sums are added to C at the end.
 enum class Start { kZero, kAdd, kScale, kTimes, kTotal };
 
 // Note [Pairs].
@@ -37,7 +37,7 @@ inline constexpr bool kMultipliesPairs = true;
 inline constexpr bool kMultipliesPairs = false;
 #endif
 
-// A vector of elements of A or B, and its product with another, added to sums.
+// Operations on a vector of elements of A or B: load, broadcast, multiply-add.
 template <class E> struct Factors {
   using Type = Vector<E>;
   static Type load(const E* p) { return cpu::load(p); }
@@ -59,8 +59,8 @@ template <> struct Factors<BFloat16Pair> {
 };
 #endif
 
-// The left operand: element (i, k) at data[i * row_stride + k * depth_stride]. One of the strides is 1; kRowsAdjacent
-// says which, so that the broadcasts get immediate offsets.
+// The left operand: element (i, k) is at data[i * row_stride + k * depth_stride]. With kRowsAdjacent the row stride is
+// 1, else the depth stride is 1. It is a template parameter so that broadcasts get immediate offsets.
 template <class E, bool kRowsAdjacent> struct LeftOperand {
   const E* data;
   int64_t stride;
@@ -106,11 +106,11 @@ template <Start kStart, int M, int N, class E, bool kRowsAdjacent, class A = Com
   }
 }
 
-// Rows of the next smaller micro-kernel.
+// The number of rows of the next smaller micro-kernel.
 constexpr int fewer_rows(int rows) { return rows == 6 ? 4 : rows / 2; }
 
-// Rows and N vectors, M rows at a time and the rest by smaller micro-kernels. Two rows are bound by latency: eight are
-// twice four, and not six and two.
+// Multiplies `rows` rows by N vectors: M rows at a time, the rest by smaller micro-kernels. A micro-kernel of two rows
+// is limited by latency, so eight rows are computed as four and four, not as six and two.
 template <Start kStart, int N, int M = kTileRows, class E, bool kRowsAdjacent, class A = Compute<E>>
 inline void multiply_rows(int64_t rows, int64_t depth, LeftOperand<E, kRowsAdjacent> a, const E* b, int64_t b_stride,
                           A* c, int64_t c_stride, const A* factors) {
@@ -127,8 +127,8 @@ inline void multiply_rows(int64_t rows, int64_t depth, LeftOperand<E, kRowsAdjac
   }
 }
 
-// C[rows, vectors] (+)= A[rows, depth] B[depth, vectors], a panel of at most kTileVectors vectors wide. depth, strides
-// of A and B: in elements.
+// C[rows, vectors] (+)= A[rows, depth] B[depth, vectors] for at most kTileVectors vectors. Depth and the strides of A
+// and B are in elements.
 template <Start kStart, class E, bool kRowsAdjacent, class A = Compute<E>>
 inline void multiply_panel(int64_t rows, int vectors, int64_t depth, LeftOperand<E, kRowsAdjacent> a, const E* b,
                            int64_t b_stride, A* c, int64_t c_stride, const A* factors = nullptr) {
@@ -138,8 +138,7 @@ inline void multiply_panel(int64_t rows, int vectors, int64_t depth, LeftOperand
 
 // ---- Packing: element type to compute type, zero-padded to whole vectors
 
-// dst[c, r] = src[r, c] * scale, for r in [0, rows) padded with 0 up to a multiple of the width; dst is [cols,
-// dst_stride].
+// dst[c, r] = src[r, c] * scale. dst is [cols, dst_stride]; its rows are padded with 0 to a multiple of the width.
 template <class T>
 inline void pack_transposed(const T* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T> scale,
                             Compute<T>* dst, int64_t dst_stride) {
@@ -166,7 +165,8 @@ inline void pack_transposed(const T* src, int64_t src_stride, int64_t rows, int6
   }
 }
 
-// dst[c, r] = src[r, c] * factors[r]: the way back, from compute type to element type. src rows are whole vectors.
+// The inverse of pack_transposed, from compute type to element type: dst[c, r] = src[r, c] * column_factors[c]. Rows of
+// src are whole vectors.
 template <class T>
 inline void unpack_transposed(const Compute<T>* src, int64_t src_stride, int64_t rows, int64_t cols,
                               const Compute<T>* column_factors, T* dst, int64_t dst_stride) {

@@ -1,4 +1,4 @@
-// Elements picked and placed by an index tensor along one dimension.
+// Kernels that read or write elements by an index tensor along one dimension.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -26,7 +26,7 @@ Dims strides_within(const Tensor& t, const Dims& sizes) {
 int dim_of(const KernelContext& context) { return static_cast<int>(context.attrs.ints[0]); }
 int64_t length_of(const Dims& sizes, int dim) { return sizes.empty() ? 1 : sizes[dim]; }
 
-// Calls fn(T{}) with an unsigned integer as wide as the dtype: where elements only move, that is all that matters.
+// Calls fn(T{}) with an unsigned integer of the dtype's width. For kernels that only copy elements.
 template <class Fn> void for_width(DType dtype, Fn fn) {
   switch (size_of(dtype)) {
     case 1: return fn(uint8_t{});
@@ -64,7 +64,7 @@ void check_indices_kernel(const KernelContext& context) {
   const RecorderScope run(nullptr);
   const int64_t size = context.attrs.ints[0];
   *reinterpret_cast<bool*>(context.out().impl()->data()) = true;
-  // Each index once.
+  // Drops broadcast dimensions, so that each index is checked once.
   Tensor index = context.in(0);
   for (int d = 0; d < index.rank(); ++d)
     if (index.strides()[d] == 0 && index.sizes()[d] > 1) index = index.slice(d, {0, 1});
@@ -72,7 +72,7 @@ void check_indices_kernel(const KernelContext& context) {
   const int64_t* at = pointer<int64_t>(index);
   std::atomic<bool> bad = false;
   parallel_for(index.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
-    uint64_t largest = 0;  // a negative index is a large one
+    uint64_t largest = 0;  // as unsigned, negative indices are large
     for (int64_t i = begin; i < end; ++i) largest = std::max(largest, static_cast<uint64_t>(at[i]));
     if (begin < end && largest >= static_cast<uint64_t>(size)) bad.store(true, std::memory_order_relaxed);
   });
@@ -109,8 +109,8 @@ void scatter_kernel(const KernelContext& context) {
 
 namespace {
 
-// The sums of whole rows, onto `onto` (null: zeros), if one index belongs to each of them: it is the same along all
-// dimensions behind `dim`, and there are none in front.
+// The arguments for write_row_sums() if the call sums whole rows: the index is the same along all dimensions after
+// `dim`, and dimensions before it have size 1. nullopt otherwise. `onto`: null for zeros.
 std::optional<RowSums> row_sums(const Tensor& values, const Tensor& index, const Tensor& out, int dim,
                                 const void* onto) {
   const Dims &sizes = index.sizes(), &steps = values.strides();
@@ -170,7 +170,7 @@ void scatter_sum_kernel(const KernelContext& context) {
     for_each_line<3>(index.sizes(), dim,
                      {strides_within(out, index.sizes()), index.strides(), strides_within(values, index.sizes())},
                      [&](const auto& o, const auto& step) {
-                       // 16-bit sums are kept in f32 and rounded once.
+                       // Sums of 16-bit floats are kept in f32 and rounded once.
                        std::vector<C> sums;
                        if constexpr (!std::is_same_v<T, C>) sums.assign(static_cast<size_t>(size), C(0));
                        for (int64_t i = 0; i < length; ++i) {
@@ -223,7 +223,7 @@ void cumsum_kernel(const KernelContext& context) {
   const int64_t length = length_of(x.sizes(), dim);
   visit_dtype(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    // A running sum in f32 stops at 2^24 ones.
+    // f64, because a running sum of ones in f32 would stop at 2^24.
     using Total = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
     using Out = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
     const T* from = pointer<T>(x);

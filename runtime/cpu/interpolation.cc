@@ -1,4 +1,4 @@
-// Interpolation of images: rows are blended into one, whose columns are then blended.
+// Interpolation of images: for each output row, input rows are blended into one row, and then its columns are blended.
 #include "rondo/runtime/ops/interpolation.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace rondo::cpu {
 
 namespace {
 
-// Pixels of `inner` channels that are neighbours in memory: all of an image that is channels last, else one.
+// Images as dense pixels of `inner` adjacent channels: all channels if the image is channels last, else one.
 struct Image {
   Tensor tensor;  // dense
   int64_t count, height, width, inner;
@@ -27,8 +27,8 @@ struct Image {
         inner(last ? given.size(1) : 1) {}
 };
 
-// The pixels that each result along a dimension reads, and their weights in the dtype of the computation. Both are
-// tables (width, size).
+// Along one dimension: the pixels that each output pixel reads, and their weights in the compute dtype. Both are stored
+// as tables (width, size).
 template <class C> struct Places {
   int64_t width, size;
   std::vector<int32_t> pixels;
@@ -43,7 +43,7 @@ template <class C> struct Places {
   const C* weight(int64_t tap) const { return weights.data() + tap * size; }
 };
 
-// set_scaled: to[k] = from[k] * weight, for n numbers. add_scaled: to[k] += from[k] * weight.
+// For k in [0, n): set_scaled sets to[k] = from[k] * weight; add_scaled adds: to[k] += from[k] * weight.
 template <class T, class C> void set_scaled(const T* from, C weight, int64_t n, C* __restrict to) {
   for (int64_t k = 0; k < n; ++k) to[k] = static_cast<C>(from[k]) * weight;
 }
@@ -58,7 +58,7 @@ template <class From, class To> void convert(const From* from, int64_t n, To* __
   for (int64_t k = 0; k < n; ++k) to[k] = static_cast<To>(from[k]);
 }
 
-// Row r of a result from rows of n numbers.
+// Computes row r of the output from rows of n numbers.
 template <class T, class C> void blend_rows(const T* image, const Places<C>& at, int64_t r, int64_t n, C* out) {
   const auto row = [&](int64_t t) { return image + at.pixel(t)[r] * n; };
   if (at.width == 1) return convert(row(0), n, out);
@@ -67,7 +67,7 @@ template <class T, class C> void blend_rows(const T* image, const Places<C>& at,
   for (int64_t t = 1; t < at.width; ++t) add_scaled(row(t), at.weight(t)[r], n, out);
 }
 
-// `pixel`: `inner` numbers of scratch.
+// Computes an output row y from a blended row. `pixel`: scratch memory for `inner` numbers.
 template <class T, class C>
 void blend_columns(const C* row, const Places<C>& at, int64_t inner, C* pixel, T* __restrict y) {
   const int64_t size = at.size;
@@ -91,8 +91,8 @@ void blend_columns(const C* row, const Places<C>& at, int64_t inner, C* pixel, T
   }
 }
 
-// The gradient of channels [begin, end) of an image. Rows first: where x is the smaller image, what is left to add up
-// along rows is little. Sums are in the order of the result's rows, then of its columns.
+// The gradient for channels [begin, end) of an image. Adds up rows first: if x is the smaller image, few numbers are
+// then left for the sums along rows. Sums are in the order of the output's rows, then of its columns.
 template <class T, class C>
 void interpolate_gradient(const T* g, T* gx, const Places<C>& rows, const Places<C>& columns, int64_t H, int64_t W,
                           int64_t inner, int64_t begin, int64_t end, std::vector<C>& by_row, std::vector<C>& line) {
@@ -154,7 +154,7 @@ void interpolate_kernel(const KernelContext& context) {
 }
 
 void interpolate_grad_kernel(const KernelContext& context) {
-  constexpr int64_t kChannels = 16;  // that a thread takes at once: one line of memory
+  constexpr int64_t kChannels = 16;  // channels per task: one cache line of f32
   const NoGrad off;
   const RecorderScope eager(nullptr);
   const Tensor& gx = context.out(0);

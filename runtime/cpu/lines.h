@@ -1,5 +1,5 @@
-// Walks tensors line by line along one dimension: for ops whose elements along it depend on each other (gather, sort,
-// cumsum, argmax). A line belongs to one thread, so results do not depend on how many there are.
+// Visits tensors line by line along one dimension: for ops in which the elements of a line depend on each other
+// (gather, sort, cumsum, argmax). One thread computes a line, so results do not depend on the number of threads.
 #pragma once
 
 #include <array>
@@ -9,9 +9,9 @@
 
 namespace rondo::cpu {
 
-// fn(offsets, steps) for every line of `sizes` along `dim`: where each operand's line starts and how far apart its
-// elements are. Operand k has strides[k], one per dimension of `sizes`; the line's length is sizes[dim] (1 for a
-// scalar).
+// Calls fn(offsets, steps) for every line of `sizes` along `dim`: the offset of each operand's line, and the step
+// between its elements. Operand k has strides[k], one per dimension of `sizes`. The length of a line is sizes[dim] (1
+// for a scalar).
 template <int N, class Fn> void for_each_line(const Dims& sizes, int dim, const std::array<Dims, N>& strides, Fn fn) {
   if (sizes.numel() == 0) return;
   const int rank = sizes.rank();
@@ -20,7 +20,7 @@ template <int N, class Fn> void for_each_line(const Dims& sizes, int dim, const 
   if (rank > 0)
     for (int k = 0; k < N; ++k) steps[k] = strides[k][dim];
   parallel_for(lines, std::max<int64_t>(1, kElementwiseGrain / 8 / length), [&](int64_t begin, int64_t end) {
-    // Coordinates of the first line, then counted on like an odometer.
+    // The coordinates of the first line; later lines are found by counting up, like an odometer.
     std::array<int64_t, kMaxRank> at{};
     std::array<int64_t, N> offsets{};
     int64_t rest = begin;

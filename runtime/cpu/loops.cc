@@ -11,14 +11,14 @@
 namespace rondo::cpu {
 namespace {
 
-constexpr int64_t kTile = 64;    // rows and columns
-constexpr int64_t kSquare = 16;  // likewise, of what registers hold
+constexpr int64_t kTile = 64;    // rows and columns of a tile
+constexpr int64_t kSquare = 16;  // rows and columns of a square that is transposed in registers
 
-// from: columns of kSquare neighbours, `step` elements apart -> to: rows, `width` elements apart.
+// Transposes a square. `from` has columns of kSquare adjacent elements; columns are `step` apart, rows of `to` `width`.
 template <class Word> void transpose_square(const Word* from, int64_t step, Word* to, int64_t width) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Word) == 4) {
-    // Four rounds, each of which rotates the eight bits of an element's (vector, lane) by one.
+    // Four perfect shuffles. Each one rotates the eight bits of an element's position (vector, lane) by one.
     typedef uint32_t Line __attribute__((vector_size(64)));
     constexpr Line kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, kHigh = kLow + 8;
     Line lines[kSquare], next[kSquare];
@@ -44,15 +44,15 @@ template <class Word> void transpose_square(const Word* from, int64_t step, Word
     for (int64_t j = 0; j < kSquare; ++j) to[i * width + j] = square[j][i];
 }
 
-// from: rows are neighbours, columns are `step` elements apart -> to: dense [rows, columns]. In squares, whose lines
-// all fit the first cache, however far apart they are.
+// Transposes a tile. from: rows are adjacent, columns are `step` elements apart. to: dense [rows, columns]. It works in
+// squares, whose cache lines fit into the L1 cache even if they are far apart.
 template <class Word> void transpose_tile(const Word* from, int64_t step, Word* to, int64_t rows, int64_t columns) {
   int64_t c = 0;
   for (; c + kSquare <= columns; c += kSquare) {
     int64_t r = 0;
     for (; r + kSquare <= rows; r += kSquare) {
       transpose_square(from + c * step + r, step, to + r * columns + c, columns);
-      // The next tile: the processor does not see what follows, as columns lie a page or more apart.
+      // Prefetches the next tile: columns may be a page or more apart, which hardware prefetchers do not follow.
       for (int64_t j = c; j < c + kSquare; ++j) __builtin_prefetch(from + (j + kTile) * step + r);
     }
     for (int64_t j = c; j < c + kSquare; ++j)
@@ -71,12 +71,12 @@ void transpose_tile(const std::byte* from, int64_t step, std::byte* to, int64_t 
   else as(uint8_t{});
 }
 
-// How the tiles of a call with a transposed operand are run. By operand; the result is 0.
+// How to run a call with transposed operands in tiles. Arrays are indexed by operand; 0 is the result.
 template <int N> struct Tiles {
   std::array<int64_t, N + 1> width;  // bytes of an element
   std::array<bool, N + 1> transposed = {};
-  bool any = false;
-  bool streams = false;  // rows of tiles of a large result go past the caches
+  bool any = false;      // some operand is transposed
+  bool streams = false;  // the result is large: its stores bypass the caches
 };
 
 template <int N>
@@ -121,7 +121,7 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
     operands[k] = k == 0 ? &result : &context.in(k - 1);
     width[k] = static_cast<int64_t>(size_of(operands[k]->dtype()));
   }
-  // The part of `whole` that starts at these elements.
+  // The part of `whole` of n elements that starts at these offsets.
   const auto part_at = [&](const std::array<int64_t, N + 1>& offsets, int64_t n) {
     ops::ElementwiseRun part = whole;
     part.out += offsets[0] * width[0];
@@ -152,11 +152,11 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
   }
   int64_t all_rows = 1;
   for (int d = 0; d < last; ++d) all_rows *= space.sizes[d];
-  const int64_t rows = space.sizes[last - 1];  // one step apart
+  const int64_t rows = space.sizes[last - 1];  // rows at a constant step
   whole.out_step = space.strides[0][last - 1] * width[0];
   for (int k = 0; k < N; ++k) whole.steps[k] = space.strides[k + 1][last - 1] * width[k + 1];
-  // An operand whose rows are neighbours in memory, and whose columns lie apart, is read in tiles, which are laid out
-  // as the result is.
+  // A transposed operand (rows adjacent in memory, columns apart) is read in tiles. They are copied to the layout of
+  // the result first.
   Tiles<N> tiles{.width = width};
   for (int k = 1; k <= N; ++k) {
     tiles.transposed[k] = std::abs(space.strides[k][last]) > 1 && space.strides[k][last - 1] == 1;

@@ -1,4 +1,4 @@
-// Cross-entropy: of logits, and of a linear layer whose logits are never whole.
+// Cross-entropy of logits, and of a linear layer whose logits are computed in chunks.
 #include <algorithm>
 #include <vector>
 
@@ -20,7 +20,7 @@ using ops::LinearLossAttrs;
 
 int64_t loss_grain(int64_t cols) { return std::max<int64_t>(1, 4096 / std::max<int64_t>(cols, 1)); }
 
-// The work on one row of logits, in the compute dtype.
+// The computation for one row of logits, in the compute dtype.
 template <class C> struct RowLoss {
   int64_t cols, ignore_index;
   C smoothing, inverse, share;
@@ -43,7 +43,7 @@ template <class C> struct RowLoss {
     const C mean = sum_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); }) * inverse;
     return (C(1) - smoothing) * hard + smoothing * (lse - mean);
   }
-  // `out` may be `row` (OpDef::reuses), or memory apart from it.
+  // `out` may be `row` (OpDef::reuses), or memory that does not overlap it.
   template <class T> void gradient(const T* row, T* out, int64_t target, C lse, C weight) const {
     if (target == ignore_index) {
       for (int64_t i = 0; i < cols; ++i) out[i] = T(C(0));
@@ -93,7 +93,7 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
   const Tensor grad = context.in(0).contiguous(), logits = context.in(1).contiguous(),
                target = context.in(2).contiguous();
   const int64_t rows = logits.sizes()[0], cols = logits.sizes()[1];
-  // Where kernels run late, the forward's error does not keep this one from running.
+  // Checked again: on a stream, this kernel runs even if the forward has found a bad index.
   require_indices(context, target, cols, options.ignore_index);
   const int64_t* index = pointer<int64_t>(target);
   visit_floating(logits.dtype(), [&](auto tag) {
@@ -112,13 +112,14 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
   });
 }
 
-// ---- Without whole logits
+// ---- Cross-entropy of a linear layer
 
 namespace {
 
-// Note [Chunks of logits]. Rows go through the head in chunks: logits, their losses, the logits' gradient in the same
-// memory, and from that what it adds to dx, dweight and dbias. So one chunk of logits is all the memory that N and V
-// cost together. The chunks' weight gradients are added in order; in which chunk a row is depends on sizes only.
+// Note [Chunks of logits]. Rows go through the head (the linear layer and the loss) in chunks. A chunk computes its
+// logits, their losses, the gradient of the logits in the same memory, and from this its contributions to dx, dweight
+// and dbias. So memory for logits is needed only for one chunk, not for all N rows of V logits. The chunks'
+// contributions are added in order; the chunk of a row depends only on sizes.
 class Head {
  public:
   // Operands from `first` on: x, weight, bias, target.
@@ -136,7 +137,7 @@ class Head {
     require_indices(context, target_, cols_, options_.ignore_index);
   }
 
-  // `grad`: what arrives at the loss, undefined for 1. Undefined results are not wanted.
+  // `grad`: the gradient of the loss; undefined means 1. Results that are undefined are not computed.
   void walk(const Tensor& grad, Tensor* loss, Tensor dx, Tensor dweight, Tensor dbias) {
     visit_floating(lower_, [&](auto tag) { run<typename decltype(tag)::type>(grad, loss, dx, dweight, dbias); });
   }
@@ -157,7 +158,7 @@ class Head {
     std::vector<C> bias_sums(static_cast<size_t>(dbias.defined() ? cols_ : 0), C(0));
     const int64_t chunk = attrs_.rows_at_once(rows_, cols_, LinearLossAttrs::kChunkLogits);
     const Tensor buffer = Tensor::empty({chunk, cols_}, {lower_, x_.device()});
-    // 16-bit weight gradients of several chunks are added up in f32 and rounded once.
+    // A 16-bit gradient of the weight is summed over chunks in f32 and rounded once.
     Tensor weight_sum = dweight;
     if (dweight.defined() && chunk < rows_ && is_low_precision(dweight.dtype()))
       weight_sum = Tensor::empty(dweight.sizes(), x_.device());
@@ -200,7 +201,7 @@ class Head {
     if (loss != nullptr) reduce_losses(options_, target_, losses, *loss);
   }
 
-  // out = the product, in out's dtype.
+  // Sets `out` to the product of the operands, converted to its dtype.
   void product(KernelFn kernel, std::initializer_list<const Tensor*> operands, Tensor& out) const {
     const std::span<const Tensor* const> inputs(operands.begin(), operands.size());
     const DType given = inputs[0]->dtype();
@@ -220,7 +221,7 @@ class Head {
     product(&matmul_kernel, {&a, &b}, part);
     sum.add_(part.to(sum.dtype()));
   }
-  // Rows are added in order, whatever their chunks.
+  // Adds rows in order, so the sums do not depend on the chunks.
   template <class T, class C> void add_rows(const T* data, int64_t n, std::vector<C>& sums) const {
     parallel_for(cols_, std::max<int64_t>(64, kElementwiseGrain / std::max<int64_t>(n, 1)),
                  [&](int64_t begin, int64_t end) {
@@ -234,7 +235,7 @@ class Head {
   LossOptions options_;
   LinearLossAttrs attrs_;
   Tensor x_;
-  DType lower_;  // of the products and the logits
+  DType lower_;  // dtype of the products and the logits
   Tensor weight_, bias_, target_;
   int64_t rows_, cols_;
 };

@@ -1,6 +1,6 @@
 #include "rondo/runtime/cpu/matmul.h"
 
-// Our own threads are enough: Eigen's would wait for each other by spinning.
+// Only Rondo's pool runs threads: Eigen's threads would spin while they wait for each other.
 #define EIGEN_DONT_PARALLELIZE
 #include <Eigen/Core>
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace {
 using Strided = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
 using MatrixF64 = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Pieces of some rows each, which do not depend on the number of threads: the library blocks its sums by the size of a
-// product.
+// Eigen's order of sums depends on the size of a product. So the product is cut into pieces of kRows rows, which do not
+// depend on the number of threads.
 void matmul_f64(const MatmulCall& call, const double* a, const double* b, const double* bias, double* c) {
   constexpr int64_t kRows = 64, kFlops = 1 << 17;
   const int64_t pieces = (call.m + kRows - 1) / kRows;
@@ -56,7 +56,7 @@ namespace {
 
 std::unique_ptr<const PreparedKernel> prepare_product(const KernelContext& context, int variant,
                                                       MakeMatmulPlan make_plan) {
-  if (context.in(0).dtype() == kF64) return nullptr;  // no Product
+  if (context.in(0).dtype() == kF64) return nullptr;  // runs in Eigen, not as a Product
   if (!is_preparable(context)) return nullptr;
   MatmulPlan plan = make_plan(context);
   if (!plan.readable()) return nullptr;
@@ -79,7 +79,7 @@ std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& contex
 
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact) {
   if (epilogues.size() > kMaxEpilogues || (dtype != kF32 && dtype != kBF16)) return false;
-  // `dtype` is that of the product itself; what is widened is added to as f32 is.
+  // `dtype` is the dtype of the product itself. After kWiden, sums are in f32.
   for (size_t i = 0; i < epilogues.size(); ++i) {
     if (is_wrong(epilogues[i])) return false;
     if (exact && (dtype != kF32 || epilogues[i] != Epilogue::kAdd)) return false;

@@ -1,12 +1,12 @@
-// Matrix products on CPU. The one place for contractions: eager kernels and compiled executables run the same products,
-// so they agree bit for bit.
+// Matrix products on CPU. All contractions go through here: eager kernels and compiled executables run the same
+// products, so they agree bit for bit.
 #pragma once
 
 #include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cpu {
 
-// f64 runs through Eigen, which oneDNN does not have; the rest through Product.
+// f64 runs in Eigen, because oneDNN has no f64; other dtypes run in Product.
 void matmul(const MatmulCall& call, const MatmulOperands& operands);
 
 }  // namespace rondo::cpu

@@ -1,4 +1,4 @@
-// What kernels of cross-entropy share: the options, and the loss of a batch from those of its rows.
+// Shared by the kernels of cross-entropy: the options, and the reduction of the rows' losses to the loss of a batch.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline int64_t count_targets(const Tensor& target, int64_t ignore_index) {
   return n;
 }
 
-// The loss from those of the rows; in `out`'s dtype.
+// Reduces the losses of the rows to `out`, rounded to its dtype.
 template <class C>
 void reduce_losses(const LossOptions& options, const Tensor& target, const std::vector<C>& losses, Tensor& out) {
   visit_floating(out.dtype(), [&](auto tag) {

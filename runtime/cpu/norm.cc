@@ -22,7 +22,7 @@ void layer_norm_kernel(const KernelContext& context) {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;
     const Tensor x = context.in(0).contiguous(), weight = context.in(1).contiguous(), bias = context.in(2).contiguous();
-    // Rows without elements have statistics too: the mean of nothing is NaN.
+    // Counts rows by the output, because empty rows have statistics, too: the mean of no elements is NaN.
     const int64_t cols = x.sizes().back(), rows = context.out(1).numel();
     const C inverse = static_cast<C>(1.0 / static_cast<double>(cols)), eps = static_cast<C>(context.attrs.floats[0]);
     const T *in = pointer<T>(x), *w = pointer<T>(weight), *b = pointer<T>(bias);
@@ -54,7 +54,7 @@ void rms_norm_kernel(const KernelContext& context) {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;
     const Tensor x = context.in(0).contiguous(), weight = context.in(1).contiguous();
-    // Rows without elements have statistics too: the mean of nothing is NaN.
+    // Counts rows by the output, because empty rows have statistics, too: the mean of no elements is NaN.
     const int64_t cols = x.sizes().back(), rows = context.out(1).numel();
     const C inverse = static_cast<C>(1.0 / static_cast<double>(cols)), eps = static_cast<C>(context.attrs.floats[0]);
     const T *in = pointer<T>(x), *w = pointer<T>(weight);
@@ -81,13 +81,13 @@ void rms_norm_kernel(const KernelContext& context) {
 
 namespace {
 
-// The gradients of layer_norm (centred: operands grad, x, weight, mean, rstd) and of rms_norm (no mean, and no bias).
+// The gradients of layer_norm (kCentred; operands grad, x, weight, mean, rstd) and of rms_norm (without mean and bias).
 template <bool kCentred> void norm_grad(const KernelContext& context) {
   for_floating(context, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;
     constexpr int kRstd = kCentred ? 4 : 3;
-    constexpr int64_t kSums = kCentred ? 2 : 1;  // of dweight, and of dbias
+    constexpr int64_t kSums = kCentred ? 2 : 1;  // sums for dweight, and for dbias if there is a bias
     const Tensor grad = context.in(0).contiguous(), x = context.in(1).contiguous(), weight = context.in(2).contiguous();
     const Tensor mean_of_rows = context.in(3).contiguous(), rstd_of_rows = context.in(kRstd).contiguous();
     const int64_t cols = x.sizes().back(), rows = cols ? x.numel() / cols : 0;
@@ -95,7 +95,7 @@ template <bool kCentred> void norm_grad(const KernelContext& context) {
     const T *g = pointer<T>(grad), *in = pointer<T>(x), *w = pointer<T>(weight);
     const C *means = pointer<C>(mean_of_rows), *rstds = pointer<C>(rstd_of_rows);
     T *dx = pointer<T>(context.out(0)), *dw = pointer<T>(context.out(1));
-    // Note [Column order] for the gradients of the parameters.
+    // The gradients of the parameters are summed in the order of Note [Column order].
     const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
     std::vector<C> partial(static_cast<size_t>(std::max<int64_t>(chunks, 1) * cols * kSums), C(0));
     parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Parts of one tensor put together.
+// Kernels that put a tensor together from parts.
 #include "rondo/runtime/ops/parts.h"
 
 #include <algorithm>
@@ -37,7 +37,8 @@ void put(const KernelContext& context, const ops::Part& place, size_t operand, P
   }
 }
 
-// Operands from `first` on: many small ones that lie apart are shared out among the threads, others one by one.
+// Puts all operands from `first` on. Many operands whose places do not overlap are distributed over the threads;
+// otherwise they are put one after the other.
 void put_all(const KernelContext& context, const ops::Parts& parts, size_t first, Put how) {
   const auto n = static_cast<int64_t>(parts.places.size() - first);
   const auto some = [&](int64_t begin, int64_t end) {
@@ -50,7 +51,7 @@ void put_all(const KernelContext& context, const ops::Parts& parts, size_t first
   parallel_for(n, std::max<int64_t>(1, kElementwiseGrain * n / std::max<int64_t>(1, context.out().numel())), some);
 }
 
-// [begin, end) along a dimension of a dense tensor.
+// Sets [begin, end) along dimension `dim` of a dense tensor to 0.
 void clear(const Tensor& out, int dim, int64_t begin, int64_t end) {
   int64_t rows = 1, row = out.nbytes();  // bytes
   for (int d = 0; d < dim; ++d) rows *= out.sizes()[d];

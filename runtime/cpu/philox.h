@@ -1,9 +1,9 @@
-// Philox for vectors: random.h's generator, word for word, on several counters at once.
+// Vectorised Philox: the same words as philox() in random.h, for several counters at once.
 //
-// Note [Wide lanes]. A round needs both halves of the products of 32-bit numbers, and processors multiply the low
-// halves of 64-bit lanes. So each counter's words stay in the low halves of 64-bit lanes, whose upper halves hold
-// anything: the product's low half is the next word as it stands, and a shift gives the other. A round of a vector of
-// counters then takes two multiplications, two shifts and two three-way xors.
+// Note [Wide lanes]. A round needs the full 64-bit products of 32-bit numbers, and processors multiply the low halves
+// of 64-bit lanes. So each word is in the low half of a 64-bit lane, and the upper half is arbitrary. The low half of a
+// product is one of the next words without any further work, and a shift gives the other. A round for a vector of
+// counters thus takes two multiplications, two shifts and two three-way xors.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ namespace rondo::cpu {
 template <int kLanes> struct PhiloxLanes {
   typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
   typedef uint64_t Counters __attribute__((vector_size(8 * kLanes)));
-  // As many wide lanes as a vector of the host has, at most.
+  // The number of 64-bit lanes in one vector: at most those of the host's vector.
   static constexpr int kWide = kLanes < kVectorBytes / 8 ? kLanes : kVectorBytes / 8;
   static constexpr int kParts = kLanes / kWide;
   typedef uint64_t Wide __attribute__((vector_size(8 * kWide)));
-  typedef uint32_t Halves __attribute__((vector_size(8 * kWide)));  // of Wide: even ones are low
+  typedef uint32_t Halves __attribute__((vector_size(8 * kWide)));  // halves of Wide; those with even index are low
   typedef uint32_t Low __attribute__((vector_size(4 * kWide)));
 };
 template <int kLanes> using PhiloxWords = typename PhiloxLanes<kLanes>::Words;
@@ -34,7 +34,7 @@ template <int kLanes> inline PhiloxCounters<kLanes> counters_from(uint64_t first
   return first + lanes * step;
 }
 
-// The products of the low halves.
+// The 64-bit products of the low halves of `a` with b.
 template <class Wide> inline Wide multiply_low_halves(Wide a, uint32_t b) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Wide) == 64)
@@ -54,14 +54,14 @@ template <class Wide> inline Wide xor_of(Wide a, Wide b, uint64_t c) {
 }
 
 namespace detail {
-// The low halves of the lanes of a and then of b.
+// The low halves of the lanes of a, followed by those of b.
 template <class Words, class Halves, int... I>
 inline Words low_halves(Halves a, Halves b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, (2 * I)...);
 }
 }  // namespace detail
 
-// words[k]: word k of each counter, of the stream (seed, offset).
+// words[k] = word k of each counter, in the stream (seed, offset).
 template <int kLanes>
 inline void draw(uint64_t seed, uint64_t offset, PhiloxCounters<kLanes> counters, PhiloxWords<kLanes> (&words)[4]) {
   using Lanes = PhiloxLanes<kLanes>;
@@ -71,7 +71,7 @@ inline void draw(uint64_t seed, uint64_t offset, PhiloxCounters<kLanes> counters
   static_assert(kParts == 1 || kParts == 2 || kParts == 4 || kParts == 8);
   Wide c[kParts][4];
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-  // The first round: two words of the counter are the offset, the same in all lanes.
+  // The first round is cheaper: two words of the counter are the offset, which is the same in all lanes.
   const uint64_t same = uint64_t{kSecond} * static_cast<uint32_t>(offset);
   Wide part[kParts];
   __builtin_memcpy(part, &counters, sizeof(part));

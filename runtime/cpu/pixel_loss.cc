@@ -1,5 +1,5 @@
-// Cross-entropy of the pixels of logits that are interpolated on the way: the larger logits never exist. Pixels are
-// computed in tiles of one row, all classes of a tile at a time, so that every loop runs along the row.
+// Cross-entropy of pixels whose logits are interpolated from a smaller image. The large logits are never stored: they
+// are computed in tiles of one row of pixels, all classes of a tile at a time. Every loop runs along the row.
 #include <algorithm>
 #include <vector>
 
@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kTile = 64;  // pixels
 
-// Along one dimension: the pixels on both sides of each result, and the weight of the right one.
+// Along one dimension: the two logits between which each pixel lies, and the weight of the right one.
 template <class C> struct Sides {
-  std::vector<int32_t> left, right;  // both rise
+  std::vector<int32_t> left, right;  // both ascending
   std::vector<C> weight;
   Sides(int64_t from, int64_t size) : weight(static_cast<size_t>(size)) {
     const ops::Taps taps(from, size, {.taps = 2});
@@ -27,8 +27,8 @@ template <class C> struct Sides {
   }
 };
 
-// logits (B, classes, h, w), dense, at the size (H, W). A band is the rows of pixels that lie between two rows of
-// logits, `k` and the next one. Bands share no pixel, so threads take bands.
+// Dense logits (B, classes, h, w), interpolated to the size (H, W). Band k is the rows of pixels between row k of
+// logits and the next row. Bands share no pixels, so each thread takes whole bands.
 template <class T> struct PixelGrid {
   using C = ComputeType<T>;
   int64_t batch, classes, h, w, H, W;
@@ -53,14 +53,14 @@ template <class T> struct PixelGrid {
   const T* row(int64_t b, int64_t c, int64_t y) const { return logits + ((b * classes + c) * h + y) * w; }
 };
 
-// The work on one tile. Lanes beyond the row's end are computed from zeros, and nobody reads them.
+// The computation for one tile. Lanes after the end of the row are computed from zeros and never read.
 template <class T> class PixelTile {
  public:
   using C = ComputeType<T>;
   explicit PixelTile(const PixelGrid<T>& grid)
       : grid_(grid), upper_(size()), lower_(size()), values_(size()), top_(kTile), total_(kTile) {}
 
-  // Pixels [x, x + n) of a band.
+  // Loads the logits for pixels [x, x + n) of band k.
   void begin(int64_t b, int64_t k, int64_t x) {
     x_ = x;
     n_ = std::min(kTile, grid_.W - x);
@@ -71,10 +71,10 @@ template <class T> class PixelTile {
   }
   int64_t n() const { return n_; }
 
-  // The logits of row y's pixels, by class.
+  // The logits of the pixels in row y, by class.
   C* at_row(int64_t y) {
     const C below = grid_.rows.weight[y], above = C(1) - below;
-    if (below == C(0)) {  // the neighbour does not count: it may be infinite
+    if (below == C(0)) {  // without `lower_`, which may be infinite: 0 times infinity is NaN
       std::copy(upper_.begin(), upper_.end(), values_.begin());
       return values_.data();
     }
@@ -85,7 +85,7 @@ template <class T> class PixelTile {
     }
     return values_.data();
   }
-  // For each pixel of the tile that at_row() has filled.
+  // The logsumexp over classes, for each pixel of the row that at_row() has computed.
   void logsumexp(C* lse) {
     std::copy_n(values_.data(), kTile, top_.data());
     for (int64_t c = 1; c < grid_.classes; ++c) {
@@ -100,7 +100,7 @@ template <class T> class PixelTile {
     for (int64_t i = 0; i < kTile; ++i) lse[i] = top_[i] + scalar::log(total_[i]);
   }
 
-  // Adds what the gradients of the tile's pixels are for a row of logits, by class.
+  // Adds the gradients of the tile's pixels to those of a row of logits, by class: the transpose of the interpolation.
   void add_narrowed(const C* pixels, C* to) const {
     for (int64_t c = 0; c < grid_.classes; ++c) {
       const C* from = pixels + c * kTile;
@@ -127,11 +127,11 @@ template <class T> class PixelTile {
 
   const PixelGrid<T>& grid_;
   int64_t x_ = 0, n_ = 0;
-  std::vector<C> upper_, lower_;  // the two rows of logits, as wide as the pixels; by class
+  std::vector<C> upper_, lower_;  // the two rows of logits, interpolated to the pixels' columns; by class
   std::vector<C> values_, top_, total_;
 };
 
-// fn(b, k, tile) for every tile of every band.
+// Calls fn(b, k, x, tile) for every tile of every band.
 template <class T, class Fn> void for_each_tile(const PixelGrid<T>& grid, Fn fn) {
   parallel_for(grid.batch * grid.h, 1, [&](int64_t begin, int64_t end) {
     PixelTile<T> tile(grid);
@@ -177,7 +177,7 @@ template <class T> void pixel_gradient(const KernelContext& context, const Tenso
   const Tensor sums_of = context.in(3).contiguous();
   const C* lse = pointer<C>(sums_of);
   const C scale = static_cast<C>(*pointer<T>(context.in(0))) * mean_scale<C>(options, target);
-  // What a band adds to the row above it and to the one below: (B, h, 2, classes, w).
+  // The gradients that each band adds to the row of logits above it and to the row below: (B, h, 2, classes, w).
   const int64_t row = grid.classes * grid.w;
   std::vector<C> sums(static_cast<size_t>(grid.batch * grid.h * 2 * row));
   for_each_tile(grid, [&](int64_t b, int64_t k, int64_t x, PixelTile<T>& tile) {
@@ -194,7 +194,7 @@ template <class T> void pixel_gradient(const KernelContext& context, const Tenso
         C* v = values + c * kTile;
         for (int64_t i = 0; i < kTile; ++i) {
           const C p = scalar::exp(v[i] - lse_of[i]) * scale;
-          v[i] = counts[i] != C(0) ? p : C(0);  // a pixel that is ignored may hold NaN
+          v[i] = counts[i] != C(0) ? p : C(0);  // a select, because an ignored pixel may be NaN
         }
       }
       for (int64_t i = 0; i < tile.n(); ++i)
@@ -211,7 +211,8 @@ template <class T> void pixel_gradient(const KernelContext& context, const Tenso
   parallel_for(grid.batch * grid.h, 1, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / grid.h, k = at % grid.h;
-      // By class: of the band below the row, of the one above it, and of the last row's own, which has none below.
+      // By class: from the band below this row, from the band above it, and the second part of the last band, which
+      // also belongs to the last row.
       const C* const own = &sums[static_cast<size_t>(at * 2 * row)];
       const C* const before = k > 0 ? own - row : nullptr;
       const C* const last = k == grid.h - 1 ? own + row : nullptr;
@@ -241,7 +242,7 @@ void pixel_cross_entropy_kernel(const KernelContext& context) {
 void pixel_cross_entropy_grad_kernel(const KernelContext& context) {
   RecorderScope run(nullptr);
   const Tensor logits = context.in(1).contiguous(), target = context.in(2).contiguous();
-  // Where kernels run late, the forward's error does not keep this one from running.
+  // Checked again: on a stream, this kernel runs even if the forward has found a bad index.
   require_indices(context, target, logits.size(1), LossOptions(context.attrs).ignore_index);
   visit_floating(logits.dtype(),
                  [&](auto tag) { pixel_gradient<typename decltype(tag)::type>(context, logits, target); });

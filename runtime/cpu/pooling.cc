@@ -1,4 +1,4 @@
-// Maxima over windows of images, and where they are.
+// Maxima over windows of images, and their positions.
 #include <algorithm>
 #include <vector>
 
@@ -14,7 +14,7 @@ namespace rondo::cpu {
 
 namespace {
 
-// The pixels that window i of a dimension reads: [begin, end), every `step`.
+// The pixels that a window reads along one dimension: every `step`-th in [begin, end).
 struct WindowRange {
   int64_t begin, end, step;
 };
@@ -29,26 +29,26 @@ std::vector<WindowRange> window_ranges(const ops::Convolution& how, int d, int64
   return ranges;
 }
 
-// A NaN is larger than every number; among equals the first stays.
+// True if `value` replaces `best`: NaN beats every number, and among equal values the first one stays.
 template <class T> [[gnu::always_inline]] inline bool beats(T value, T best) {
   return value > best || (value != value && best == best);
 }
 
-// fn(pixel) for each pixel of a window, in rows of W pixels.
+// Calls fn(pixel) for each pixel of a window; rows have W pixels.
 template <class Fn>
 [[gnu::always_inline]] inline void each_pixel(const WindowRange& rows, const WindowRange& columns, int64_t W, Fn fn) {
   for (int64_t h = rows.begin; h < rows.end; h += rows.step)
     for (int64_t w = columns.begin; w < columns.end; w += columns.step) fn(h * W + w);
 }
 
-// `inner` neighbours are pooled alike: the channels of an image that is channels last, or one. The image has rows of W
-// pixels.
+// Pools one row of windows. A pixel has `inner` adjacent channels: all of a channels-last image, else one. Rows of the
+// image have W pixels.
 template <class T>
 void max_of_windows(const T* x, T* y, int64_t* place, const WindowRange& rows, const std::vector<WindowRange>& columns,
                     int64_t W, int64_t inner) {
   using A = Compute<T>;
   constexpr int kN = kWidth<A>;
-  using Places = IntegerVector<A>;  // as wide as A: images have fewer pixels than 2^31
+  using Places = IntegerVector<A>;  // integers as wide as A suffice: images have fewer than 2^31 pixels
   for (const WindowRange& column : columns) {
     const int64_t first = rows.begin * W + column.begin;
     int64_t c = 0;

@@ -25,12 +25,12 @@ namespace {
 
 using dnnl::memory;
 
-// Binds memory whose address is set before each run.
+// A memory object whose address is set before each run.
 memory unbound(const Desc& desc) { return memory(desc, library_engine(), nullptr); }
 
 }  // namespace
 
-// One slice's shape, as one primitive of oneDNN on one thread.
+// A oneDNN primitive for slices of one shape. It runs on one thread.
 class Product::Primitive {
  public:
   explicit Primitive(const MatmulCall& call);
@@ -38,17 +38,17 @@ class Product::Primitive {
   bool is_for(const MatmulCall& c) const { return c.batch == call_.batch && c.m == call_.m && c.n == call_.n; }
 
  private:
-  struct Arguments;  // of one run; leased, since two threads may run at once
+  struct Arguments;  // arguments of one run; each run leases its own, because threads may run at the same time
   std::unique_ptr<Arguments> lease() const;
   Kernels<dnnl::matmul> choose_kernel();
   bool add_to_copy();
   void copy_added(const MatmulOperands& operands) const;
 
   MatmulCall call_;
-  std::optional<size_t> copied_;  // Note [Sums of slices]: which epilogue's operand is copied to C
+  std::optional<size_t> copied_;  // Note [Sums of slices]: the epilogue whose operand is copied to C
   dnnl::matmul product_;
   Desc a_, b_, bias_, c_, scratchpad_;
-  std::array<int, kMaxEpilogues> added_ = {};  // argument of each epilogue's operand, 0 where it has none
+  std::array<int, kMaxEpilogues> added_ = {};  // argument number of each epilogue's operand; 0 if it has none
   bool signals_wait_ = false;                  // Note [Signals wait] in onednn.h
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Arguments>> spare_;
@@ -61,7 +61,7 @@ struct Product::Primitive::Arguments {
   };
   std::vector<Bound> bound;
   std::vector<dnnl_exec_arg_t> list;
-  dnnl::stream stream{library_engine()};  // used by one thread at a time, as the rest
+  dnnl::stream stream{library_engine()};  // like the other members, used by one thread at a time
 
   memory& add(int argument, const Desc& desc) {
     bound.push_back({argument, unbound(desc)});
@@ -74,11 +74,11 @@ struct Product::Primitive::Arguments {
   }
 };
 
-// Note [Sums of slices]. Version 3.12 adds no operand whose rows lie apart, as those of a slice of columns do: there
-// its reference product, which takes a thousand times as long, is what is left. Then the operand is copied to C, to
-// which the product is added.
+// Note [Sums of slices]. The fast kernels of version 3.12 cannot add an operand whose rows are not adjacent, as in a
+// slice of columns. Only its reference kernel can, which takes a thousand times as long. In this case the operand is
+// copied to C, and the product is added to C.
 Product::Primitive::Primitive(const MatmulCall& call) : call_(call) {
-  const OneLibraryThread alone;  // the library plans for the threads that there are now
+  const OneLibraryThread alone;  // the library plans for the current number of threads
   Kernels<dnnl::matmul> kernels = choose_kernel();
   if (is_reference(kernels.name()) && add_to_copy()) kernels = choose_kernel();
   scratchpad_ = kernels.scratchpad();
@@ -86,8 +86,8 @@ Product::Primitive::Primitive(const MatmulCall& call) : call_(call) {
   product_ = kernels.make();
 }
 
-// Chooses the sum whose operand is copied. False: there is none, something is added in place already, or C is a vector,
-// to which nothing is added in place (Note [Sums of vectors]).
+// Chooses the kAdd epilogue whose operand is copied to C. Returns false if there is none, if another epilogue adds in
+// place already, or if C is a vector, to which nothing is added in place (Note [Sums of vectors]).
 bool Product::Primitive::add_to_copy() {
   if (call_.m == 1 || call_.n == 1) return false;
   if (std::find(call_.in_place.begin(), call_.in_place.end(), true) != call_.in_place.end()) return false;
@@ -108,7 +108,7 @@ void Product::Primitive::copy_added(const MatmulOperands& operands) const {
     }
 }
 
-// Sets what the kernel is given, too.
+// Chooses a kernel, and sets the layouts and argument numbers for it.
 Kernels<dnnl::matmul> Product::Primitive::choose_kernel() {
   const MatmulCall& call = call_;
   added_ = {};
@@ -119,7 +119,7 @@ Kernels<dnnl::matmul> Product::Primitive::choose_kernel() {
   const bool batched = call.batch > 1;
   auto desc = [&](int64_t rows, int64_t cols, const MatrixStrides& s, memory::data_type type) {
     if (!batched) return Desc({rows, cols}, type, memory::dims{s.row, s.column});
-    // A stride of 0 is not a layout oneDNN knows; a shared operand is a batch of one, which it broadcasts.
+    // oneDNN does not support a stride of 0. A shared operand is a batch of one, which oneDNN broadcasts.
     const int64_t batch = s.batch == 0 ? 1 : call.batch;
     return Desc({batch, rows, cols}, type, memory::dims{batch == 1 ? rows * cols : s.batch, s.row, s.column});
   };
@@ -184,7 +184,7 @@ void Product::Primitive::run(const MatmulOperands& operands) const {
   if (bias_.get_size() > 0) arguments->set(DNNL_ARG_BIAS, operands.bias);
   for (size_t i = 0; i < kMaxEpilogues; ++i)
     if (added_[i] != 0) arguments->set(added_[i], operands.added[i]);
-  // Each run brings its scratchpad: the library's own belongs to the thread that made the primitive.
+  // Each run allocates a scratchpad, because the library's own would belong to the thread that made the primitive.
   Storage scratchpad;
   if (const size_t bytes = scratchpad_.get_size(); bytes > 0) {
     scratchpad = Storage::allocate(bytes);
@@ -202,7 +202,7 @@ void Product::Primitive::run(const MatmulOperands& operands) const {
 
 // ---- Slices
 
-// How many parts the batch, the rows and the columns of C are cut into.
+// The numbers of parts into which the batch, the rows and the columns of C are cut.
 struct Product::Grid {
   int64_t batch = 1, rows = 1, columns = 1;
   friend bool operator==(const Grid&, const Grid&) = default;
@@ -210,9 +210,9 @@ struct Product::Grid {
 
 namespace {
 
-// Where rows of B are a large power of two apart, its columns meet few sets of the caches, and each slice should read
-// few of them. Measured on Zen 5 in f32, columns cut in two against rows cut in two: (256 x 3072)(3072 x 768) 0.73 of
-// the time, (2048 x 768)(768 x 3072) 0.79.
+// True if rows of B are a large power of two apart. Then each column of B maps to few sets of the caches, so a slice
+// should read few columns. Measured on Zen 5 in f32, time with columns cut in two relative to rows cut in two:
+// (256 x 3072)(3072 x 768) 0.73, (2048 x 768)(768 x 3072) 0.79.
 bool columns_conflict(const MatmulCall& call) {
   constexpr int64_t kPage = 4096, kOwnCache = 4 << 20;
   if (call.dtype != kF32 || call.b.column != 1) return false;
@@ -220,19 +220,18 @@ bool columns_conflict(const MatmulCall& call) {
   return apart >= kPage || (apart >= kPage / 4 && whole >= kOwnCache && call.a.column == 1);
 }
 
-// A power of two, so that 2, 4 or 8 threads get equal shares.
+// At most `most` parts of at least `least` each. A power of two, so that 2, 4 or 8 threads get equal shares.
 int64_t parts(int64_t size, int64_t least, int64_t most) {
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(size / least, 1, most))));
 }
 
-// Where part i of `count` begins: at a whole block of the library's kernels.
+// The begin of part i of `count`, rounded down to a whole block of the library's kernels.
 int64_t part_begin(int64_t size, int64_t count, int64_t i, int64_t block) {
   return i == count ? size : size * i / count / block * block;
 }
 
-// Note [Sums of vectors]. Where oneDNN's gemv adds to C, its sums start from C. The bits are then not those of a
-// product and a sum, which exact mode needs, and which all its other kernels give. So it gets a copy of the vector to
-// add.
+// Note [Sums of vectors]. If oneDNN's gemv adds to C, its sums start from C. Its bits then differ from those of a
+// product followed by an addition, which exact mode needs and all other kernels give. So gemv adds a copy of C instead.
 bool sums_start_from_c(const MatmulCall& call) {
   return call.dtype == kF32 && (call.m == 1 || call.n == 1) &&
          std::find(call.in_place.begin(), call.in_place.end(), true) != call.in_place.end();
@@ -240,11 +239,11 @@ bool sums_start_from_c(const MatmulCall& call) {
 
 }  // namespace
 
-// Note [Slices]. The sizes were chosen on 2 cores of Zen 5, f32 and bf16, from the forward, grad-input and grad-weight
-// products of GPTs of width 128, 384 and 768, each against oneDNN on two OpenMP threads: the better cut took 0.67 to
-// 1.05 of the time for most shapes, 1.10 at worst. Cutting rows makes each slice read all of B, which costs little from
-// about 200 rows on, or 100 where A is transposed; fewer rows are cut by columns, of at least 384. Uncut, a slice takes
-// at least some 20 us.
+// Note [Slices]. The sizes were chosen by measurements on 2 cores of Zen 5 in f32 and bf16, with the forward,
+// grad-input and grad-weight products of GPTs of width 128, 384 and 768. Compared with oneDNN on two OpenMP threads,
+// the better cut took 0.67 to 1.05 of the time for most shapes, 1.10 at worst. With cut rows each slice reads all of B.
+// This costs little from about 200 rows per slice on, or 100 if A is transposed. With fewer rows, columns are cut, at
+// least 384 per slice. A slice has at least about 20 us of work.
 Product::Grid Product::grid_of(const MatmulCall& call, int variant) {
   constexpr int64_t kMost = 64, kRows = 192, kRowsOfTransposed = 96, kColumns = 384, kFewRows = 64, kBlock = 32;
   constexpr double kFlops = 6e6, kBytes = 1 << 20;
@@ -343,7 +342,7 @@ ProductCache& product_cache() {
   return *cache;
 }
 
-// The library's kernel for dense matrices; empty if it has none with vectors.
+// The name of the library's kernel for dense matrices; empty if it has only a scalar one.
 std::string library_kernel(memory::data_type type) {
   return in_library([&]() -> std::string {
     const Desc square({64, 64}, type, memory::dims{64, 1});
@@ -351,20 +350,20 @@ std::string library_kernel(memory::data_type type) {
       const Kernels<dnnl::matmul> kernels(dnnl::primitive_attr(), square, square, Desc(), square);
       return is_reference(kernels.name()) ? std::string() : std::string(kernels.name());
     } catch (const dnnl::error& error) {
-      if (error.status != dnnl_unimplemented) throw;  // the answer would be kept
+      if (error.status != dnnl_unimplemented) throw;  // e.g. out of memory; a returned answer would be cached
       return {};
     }
   });
 }
 
-// Note [Whose product]. In bf16 and f32 it is the library's, if it has a kernel with vectors: with AVX-512. Without
-// AVX-512, products in f32 of its versions 2 are its gemm, which reads operands as they lie where a call has less than
-// some 320 rows. Lines that are a multiple of 4 KiB apart then meet in a few sets of the first cache, and cuts that its
-// bits allow leave threads without work. On 2 cores of a Zen 4 with ONEDNN_MAX_CPU_ISA=AVX2, built for x86-64-v3,
-// GFLOP/s of the whole gemm on threads of its own, and of ours:
+// Note [Whose product]. oneDNN runs products in bf16 and f32 if it has a vectorised kernel for them, as with AVX-512.
+// Without AVX-512, its versions 2 run f32 products in gemm, which does not pack the operands of a call with less than
+// about 320 rows. Rows that are a multiple of 4 KiB apart then share a few sets of the L1 cache. And the cuts that keep
+// its bits leave threads without work. So Rondo's tiled product is used. Measured on 2 cores of a Zen 4 with
+// ONEDNN_MAX_CPU_ISA=AVX2, built for x86-64-v3, in GFLOP/s: uncut gemm on its own threads, then the tiled product:
 //   (32 x 256)(256 x 1024) nn 86, 153; nt 147, 141     (128 x 1024)(1024 x 1024) nn 92, 161; nt 165, 160
 //   (2048 x 1024)(1024 x 2048) nn 217, 211             (2048 x 3072)(3072 x 768) nn 209, 185
-// A vector times a matrix is its gemv, which reads the matrix once and computes little: up to 5 times as fast as ours.
+// For a vector times a matrix, oneDNN's gemv reads the matrix once without packing: up to 5 times as fast as tiles.
 bool library_multiplies(const MatmulCall& call) {
   static const std::string bf16 = library_kernel(memory::data_type::bf16), f32 = library_kernel(memory::data_type::f32);
   if (call.dtype == kF16) return false;

@@ -1,4 +1,4 @@
-// Tensors of random numbers. Each element has a counter of its own, so any split over threads gives the same numbers.
+// Tensors of random numbers. Each element has its own counter, so any split over threads gives the same numbers.
 #include <algorithm>
 
 #include "rondo/runtime/cpu/loops.h"
@@ -12,7 +12,7 @@
 namespace rondo::cpu {
 namespace {
 
-constexpr int kGroup = 16;  // counters drawn together
+constexpr int kGroup = 16;  // counters that are drawn together
 
 struct Stream {
   uint64_t seed, offset;
@@ -24,7 +24,7 @@ Stream stream_of(const KernelContext& context, int64_t increment) {
   return {static_cast<uint64_t>(words[0]), static_cast<uint64_t>(words[1]) + static_cast<uint64_t>(increment)};
 }
 
-// number(first word, second word) for each element of the dense output.
+// Sets each element of the dense output to number(first word, second word).
 template <class T, class Number> void draw_each(Tensor& out, Stream stream, Number number) {
   T* const to = reinterpret_cast<T*>(out.impl()->data());
   const int64_t n = out.numel();

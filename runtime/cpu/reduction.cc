@@ -58,7 +58,7 @@ template <class Op, class C, class T, class Out> void reduce_all(const T* x, Out
                                             [&](int64_t i) { return partial[static_cast<size_t>(i)]; }, combine));
 }
 
-// x [cols] -> one element, in row order: threads take blocks of it.
+// x [cols] -> one element, in the order of Note [Row order]. Threads take blocks of the row.
 template <class Op, class C, class T> C reduce_long_row(const T* x, int64_t cols) {
   const int64_t blocks = (cols + kRowBlock - 1) / kRowBlock;
   const auto combine = [](C a, C b) { return Op::template combine<C>(a, b); };
@@ -101,10 +101,10 @@ void reduce_columns_of_rows(const T* x, Out* out, int64_t rows, int64_t cols) {
                });
 }
 
-// With this many columns or more, blocks of columns are enough work for all threads.
+// With at least this many columns, there are enough blocks of columns for all threads.
 constexpr int64_t kManyColumns = 1 << 12;
 
-// Reduces x [rows, cols] to out [cols], a chunk of rows after the other: Note [Column order].
+// x [rows, cols] -> out [cols]: Note [Column order]. Threads take chunks of rows.
 template <class Op, class C, class T, class Out>
 void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
@@ -123,7 +123,7 @@ void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   for (int64_t c = 0; c < cols; ++c) out[c] = static_cast<Out>(partial[c]);
 }
 
-// x [outer, rows, cols] -> out [outer, cols]: Note [Column order], a block of columns after the other.
+// x [outer, rows, cols] -> out [outer, cols]: Note [Column order]. Threads take blocks of columns.
 template <class Op, class C, class T, class Out>
 void reduce_blocks_of_columns(const T* x, Out* out, int64_t outer, int64_t rows, int64_t cols) {
   const int64_t blocks = (cols + kColumnBlock - 1) / kColumnBlock;
@@ -143,7 +143,7 @@ void reduce_blocks_of_columns(const T* x, Out* out, int64_t outer, int64_t rows,
                });
 }
 
-// x, dense, of `sizes` -> out: Note [Runs].
+// Dense x of `sizes` -> out, run by run: Note [Runs].
 template <class Op, class C, class T, class Out>
 void reduce_runs(const T* x, Out* out, const Dims& sizes, int64_t mask) {
   const ops::ReducedRun run = ops::last_run(sizes, mask);
@@ -159,7 +159,7 @@ void reduce_runs(const T* x, Out* out, const Dims& sizes, int64_t mask) {
                      mask & ~run.mask);
 }
 
-// x, dense, of `sizes` -> one element: Note [Full order].
+// Dense x of `sizes` -> one element: Note [Full order].
 template <class Op, class C, class T, class Out> void reduce_full(const T* x, Out* out, const Dims& sizes) {
   const int64_t n = sizes.numel(), row = full_row(n, sizes.back());
   if (row == 0) return reduce_all<Op, C>(x, out, n);

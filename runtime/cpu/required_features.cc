@@ -1,4 +1,4 @@
-// Compiled as kernels are, so that the compiler's own macros say what kernels need. Holds no code.
+// Compiled like kernels, so the compiler's macros show the features that kernels need. This file contains no code.
 #include "rondo/runtime/base/cpu_features.h"
 
 namespace rondo {

@@ -1,4 +1,5 @@
-// Reductions over one contiguous row: Note [Row order] of ops/reduction_order.h, vectorised by the compiler.
+// Reductions over one contiguous row, in the order of Note [Row order] in ops/reduction_order.h. The compiler
+// vectorises the loops over lanes.
 #pragma once
 
 #include "rondo/runtime/ops/reduction_order.h"
@@ -6,7 +7,7 @@
 
 namespace rondo::cpu {
 
-// combine over value(0), ..., value(n - 1). `value` must be inlinable and free of side effects.
+// Combines value(0), ..., value(n - 1). `value` must be inlinable and free of side effects.
 template <class C, class Value, class Combine>
 inline C reduce_row(int64_t n, C identity, Value value, Combine combine) {
   C totals[kLanes];

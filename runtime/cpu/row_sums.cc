@@ -18,18 +18,18 @@
 namespace rondo::cpu {
 namespace {
 
-constexpr int64_t kBucketBytes = 1 << 16;      // of sums: the first cache, or nearly
-constexpr int64_t kMostBytes = 1 << 19;        // likewise: half of a core's second cache
-constexpr int64_t kManyBuckets = 1 << 9;       // more of them cost more than sums in the second cache
-constexpr int64_t kMostBuckets = 1 << 12;      // their ends stay in the first cache while indices are distributed
-constexpr int64_t kPiece = 1 << 14;            // indices that pay for waking a thread
-constexpr int64_t kBlock = 1 << 11;            // indices that are checked, and then counted
-constexpr int64_t kBytesAhead = 12 << 10;      // of values that are on their way
-constexpr int64_t kMostAhead = 96;             // rows
+constexpr int64_t kBucketBytes = 1 << 16;      // bytes of a bucket's sums: about an L1 cache
+constexpr int64_t kMostBytes = 1 << 19;        // limit of larger buckets: half of a core's L2 cache
+constexpr int64_t kManyBuckets = 1 << 9;       // if there would be more buckets, they become larger
+constexpr int64_t kMostBuckets = 1 << 12;      // their ends stay in the L1 cache while indices are distributed
+constexpr int64_t kPiece = 1 << 14;            // least number of indices for which waking a thread is worthwhile
+constexpr int64_t kBlock = 1 << 11;            // indices that are checked together and then counted
+constexpr int64_t kBytesAhead = 12 << 10;      // bytes of values that are prefetched ahead
+constexpr int64_t kMostAhead = 96;             // rows that are prefetched ahead, at most
 constexpr int64_t kLine = 64;                  // bytes of a cache line
-constexpr int64_t kMostPrefetched = 4 * 1024;  // bytes of a row: longer ones are streams of their own
+constexpr int64_t kMostPrefetched = 4 * 1024;  // bytes of a row; for longer rows the hardware prefetches
 
-// One index: its position in the list, and the row that it names. Word is u32 where both fit: bytes are what costs.
+// An index: its position in the list, and the row that it gives. Word is u32 if both fit, to reduce memory traffic.
 template <class Word> struct Entry { Word position, row; };
 
 // The entries of all buckets, one bucket after the other, each in ascending position.
@@ -50,7 +50,7 @@ template <class Word> class Buckets {
     distribute(sums);
   }
 
-  // An index was not in [0, rows): there are no entries.
+  // True if an index is not in [0, rows); then there are no entries.
   bool failed() const { return starts_.empty(); }
   int64_t count() const { return count_; }
   int64_t first_row(int64_t bucket) const { return bucket << shift_; }
@@ -58,13 +58,13 @@ template <class Word> class Buckets {
   const Entry<Word>* end(int64_t bucket) const { return begin(bucket + 1); }
 
  private:
-  // fn(piece, first, last) for each piece of the indices, on several threads.
+  // Calls fn(piece, first, last) for each piece of the indices, on several threads.
   template <class Fn> void for_each_piece(const RowSums& sums, Fn fn) const {
     parallel_for(pieces_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) fn(p, sums.n * p / pieces_, sums.n * (p + 1) / pieces_);
     });
   }
-  // Counts the entries of each bucket in each piece. False: an index is out of range.
+  // Counts the entries of each bucket in each piece. Returns false if an index is out of range.
   bool count(const RowSums& sums) {
     std::atomic<bool> bad = false;
     for_each_piece(sums, [&](int64_t p, int64_t first, int64_t last) {
@@ -72,7 +72,7 @@ template <class Word> class Buckets {
       const auto row_at = [&](int64_t i) { return static_cast<uint64_t>(sums.index[i * sums.index_step]); };
       for (int64_t block = first; block < last; block += kBlock) {
         const int64_t end = std::min(last, block + kBlock);
-        uint64_t largest = 0;  // a negative index is a large one
+        uint64_t largest = 0;  // as unsigned, negative indices are large
         for (int64_t i = block; i < end; ++i) largest = std::max(largest, row_at(i));
         if (largest >= static_cast<uint64_t>(sums.rows)) return bad.store(true, std::memory_order_relaxed);
         for (int64_t i = block; i < end; ++i) ++counts[row_at(i) >> shift_];
@@ -80,7 +80,7 @@ template <class Word> class Buckets {
     });
     return !bad;
   }
-  // places_: where the next entry of a piece and a bucket goes.
+  // Replaces the counts in places_ by the position of the next entry for each piece and bucket.
   void make_starts() {
     starts_.reserve(static_cast<size_t>(count_) + 1);
     int64_t next = 0;
@@ -103,7 +103,7 @@ template <class Word> class Buckets {
         entries_[places[row >> shift_]++] = {static_cast<Word>(i), static_cast<Word>(row)};
       }
     });
-    // So that a reader may look so far ahead.
+    // Padding, because add_rows() reads entries up to kMostAhead ahead.
     std::fill_n(entries_ + sums.n, kMostAhead, Entry<Word>{});
   }
 
@@ -137,12 +137,12 @@ template <class T, class Word> class RowSummer {
 
   int64_t row_bytes() const { return sums_.cols * static_cast<int64_t>(sizeof(T)); }
 
-  // Where the sums of a bucket's rows stand: at the numbers of the rows, or, where most rows are not named, at the
-  // numbers that `slots` gives those that are.
+  // The sums of a bucket's rows. They are indexed by row, or, if there are fewer entries than rows, by the numbers that
+  // `slots` gives to the rows with entries.
   struct Totals {
     C* first;
     int64_t first_row, cols;
-    const int32_t* slots;  // by row; null: all rows have sums
+    const int32_t* slots;  // by row, negative for rows without a sum; null: all rows have sums
     C* of(int64_t row) const {
       const int64_t at = row - first_row, slot = slots == nullptr ? at : slots[at];
       return slot < 0 ? nullptr : first + slot * cols;
@@ -168,7 +168,7 @@ template <class T, class Word> class RowSummer {
     }
   }
 
-  // Adds the bucket's rows to their sums. Code for rows of a few whole lines takes half as long.
+  // Adds the bucket's rows to their sums. Specialised code for rows of 1, 2, 4 or 8 cache lines takes half as long.
   void add(int64_t bucket, const Totals& totals) const {
     constexpr int64_t kInLine = kLine / static_cast<int64_t>(sizeof(T));
     if constexpr (is_floating(dtype_of<T>) && sizeof(Word) == 4) {
@@ -182,7 +182,7 @@ template <class T, class Word> class RowSummer {
     }
     add_rows<0>(bucket, totals);
   }
-  // kCols: how many columns there are, or 0.
+  // kCols: the number of columns if it is known at compile time, else 0.
   template <int64_t kCols> void add_rows(int64_t bucket, const Totals totals) const {
     const int64_t cols = kCols > 0 ? kCols : sums_.cols, step = sums_.values_step,
                   bytes = cols * static_cast<int64_t>(sizeof(T));
@@ -196,7 +196,7 @@ template <class T, class Word> class RowSummer {
     }
   }
   [[gnu::always_inline]] static void add_row(C* __restrict to, const T* __restrict from, int64_t cols) {
-    constexpr int64_t kStep = 16;  // a loop of known length needs no checks of it
+    constexpr int64_t kStep = 16;  // inner loops of constant length need no length checks
     int64_t c = 0;
     for (; c + kStep <= cols; c += kStep)
       for (int64_t k = c; k < c + kStep; ++k) to[k] = sum_of(to[k], static_cast<C>(from[k]));
@@ -217,7 +217,7 @@ template <class T, class Word> class RowSummer {
     if (streams_) stream_copy(to, from, bytes);
     else std::memcpy(static_cast<void*>(to), from, bytes);
   }
-  // `total` is used up.
+  // May overwrite `total`.
   void write_row(int64_t row, C* total) const {
     T* const to = out_ + row * sums_.cols;
     const T* const from = onto_ == nullptr ? nullptr : onto_ + row * sums_.cols;
@@ -238,7 +238,7 @@ template <class T, class Word> class RowSummer {
   const T* values_;
   const T* onto_;
   T* out_;
-  const bool streams_;  // past the caches
+  const bool streams_;  // stores bypass the caches
 };
 
 template <class Word> bool write_sums(const RowSums& sums) {

@@ -9,7 +9,7 @@
 
 namespace rondo::cpu {
 
-// One thread's temporaries: buffers cut from one block that grows and is then reused by every call.
+// Temporary buffers of one thread, cut from one block of memory. The block grows as needed, and every call reuses it.
 template <class A> class Scratch {
  public:
   explicit Scratch(int64_t count) {
@@ -19,7 +19,7 @@ template <class A> class Scratch {
     if (block.size() < lines) block = std::vector<Line>(lines);
     next_ = block.data();
   }
-  // Whether the memory is the thread's and holds its values until the thread makes another Scratch<A>.
+  // True if the memory keeps its values until the thread creates another Scratch<A>: it is the thread's reused block.
   bool lasts() const { return own_.empty(); }
   // `count` elements, aligned to a cache line, of unspecified value.
   template <class E = A> E* take(int64_t count) {
@@ -34,7 +34,7 @@ template <class A> class Scratch {
     unsigned char bytes[64];
   };
   static constexpr int kMaxBuffers = 24;
-  std::vector<Line> own_;  // while the thread ends
+  std::vector<Line> own_;  // used while the thread ends, when its block is destroyed already
   Line* next_;
 };
 

@@ -1,4 +1,4 @@
-// Sums by index in parts: ops/segments.h.
+// The kernels of ops/segments.h: sorting of indices by segment, and sums of segments.
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -17,9 +17,9 @@
 namespace rondo::cpu {
 namespace {
 
-constexpr int64_t kSortPiece = 1 << 14;  // indices that pay for waking a thread
+constexpr int64_t kSortPiece = 1 << 14;  // least number of indices for which waking a thread is worthwhile
 
-// A counting sort. Each thread takes a piece of the indices, and places them behind those of the pieces before.
+// A stable counting sort. Each thread sorts a piece of the indices; within a segment the pieces stay in order.
 class SegmentSort {
  public:
   SegmentSort(const int64_t* index, int64_t n, int64_t segments)
@@ -29,18 +29,18 @@ class SegmentSort {
         pieces_(std::clamp<int64_t>(n / std::max(kSortPiece, segments), 1, num_threads())),
         places_(static_cast<size_t>(pieces_ * segments)) {}
 
-  // False: an index is out of range.
+  // Returns false if an index is out of range.
   [[nodiscard]] bool count() {
     std::atomic<bool> bad = false;
     for_each_piece([&](int64_t* places, int64_t first, int64_t last) {
-      uint64_t largest = 0;  // a negative index is a large one
+      uint64_t largest = 0;  // as unsigned, negative indices are large
       for (int64_t i = first; i < last; ++i) largest = std::max(largest, static_cast<uint64_t>(index_[i]));
       if (first < last && largest >= static_cast<uint64_t>(segments_)) return bad.store(true);
       for (int64_t i = first; i < last; ++i) ++places[index_[i]];
     });
     return !bad;
   }
-  // REQUIRES: count() was true.
+  // REQUIRES: count() has returned true.
   void write(int64_t* order, int64_t* starts) {
     int64_t next = 0;
     for (int64_t k = 0; k < segments_; ++k) {
@@ -63,7 +63,7 @@ class SegmentSort {
   }
   const int64_t* index_;
   int64_t n_, segments_, pieces_;
-  std::vector<int64_t> places_;  // by piece and segment: how many indices, then where the next one goes
+  std::vector<int64_t> places_;  // by piece and segment: the number of indices, then the position of the next one
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
-// Vectors of the host's full width, over GCC's vector extensions: they lower on any ISA. Kernel sources only (they are
-// compiled for the host CPU).
+// Vectors of the host's full width, with GCC's vector extensions, which compile for any ISA. Only for kernel sources,
+// which are compiled for RONDO_CPU.
 //
-// No function reduces across lanes, and FMA is a true FMA everywhere: a kernel that keeps each output in one lane gives
-// the same bits at every vector width.
+// No function reduces across lanes, and fma() rounds once on every processor. So a kernel that keeps each output in one
+// lane gives the same bits with every vector width.
 #pragma once
 
 #include <cmath>
@@ -29,7 +29,7 @@ inline constexpr int kVectorBytes = 32;
 inline constexpr int kVectorBytes = 16;
 #endif
 
-// The type arithmetic on T is carried out in, as compute_dtype.
+// The type in which arithmetic on T is done, as in compute_dtype().
 template <class T> using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 template <class A> struct VectorOf {
@@ -46,7 +46,7 @@ template <class A> using BitVector = typename VectorOf<A>::BitsType;
 template <class A> using IntegerVector = typename VectorOf<A>::IntegerType;
 template <class A> inline constexpr int kWidth = VectorOf<A>::kWidth;
 
-// The least multiple that is not below n.
+// The least multiple of `multiple` that is at least n.
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 template <class To, class From> inline To vector_cast(From v) {
@@ -74,7 +74,7 @@ template <class T> inline Vector<Compute<T>> load(const T* p) {
     __builtin_memcpy(&v, p, sizeof(v));
     return v;
   } else if constexpr (std::is_same_v<T, BFloat16>) {
-    // GCC 12 makes seven instructions of the portable form.
+    // GCC 12 compiles the portable form to seven instructions.
 #if defined(__AVX512F__)
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return (Vector<A>)_mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, half), 16);
@@ -88,7 +88,7 @@ template <class T> inline Vector<Compute<T>> load(const T* p) {
 #endif
   } else {
 #if defined(__AVX512F__)
-    // The masked form: GCC 12 warns of an uninitialised value inside the plain one.
+    // The masked form is used because GCC 12 warns about an uninitialised value inside the plain one.
     return (Vector<A>)_mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__ARM_NEON)
     float16x4_t half;
@@ -126,7 +126,7 @@ template <class T> inline void store(T* p, Vector<Compute<T>> v) {
   }
 }
 
-// The first n lanes; the others are 0 (load) or left alone (store). n in [0, width].
+// Loads or stores only the first n lanes, n in [0, width]. load() sets the others to 0; store() does not write them.
 template <class T> inline Vector<Compute<T>> load(const T* p, int64_t n) {
   if (n >= kWidth<Compute<T>>) return load(p);
   T lanes[kWidth<Compute<T>>] = {};
@@ -142,7 +142,7 @@ template <class T> inline void store(T* p, Vector<Compute<T>> v, int64_t n) {
 
 // ---- Arithmetic
 
-// Whether the processor has fma() as an instruction; a function of the C library takes some 50 times as long.
+// True if the processor has an FMA instruction. The C library's fma() takes about 50 times as long.
 #if defined(__FMA__) || defined(__ARM_NEON)
 inline constexpr bool kHasFma = true;
 #else
@@ -166,7 +166,7 @@ template <class V> inline V fma(V a, V b, V c) {
 #endif
 }
 
-// The larger; `b` if either is NaN. GCC does not see that the portable form is one instruction.
+// The larger of a and b; `b` if either is NaN. GCC does not compile the portable form to one instruction.
 template <class V> inline V larger(V a, V b) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(a[0]) == 4) return (V)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
@@ -180,7 +180,7 @@ template <class V> inline V larger(V a, V b) {
 // Error below 1 ulp. f32: minimax polynomial of degree 6 on [-1/2, 1/2]; f64: Taylor of degree 13.
 template <class A> inline Vector<A> exp2(Vector<A> t) {
   constexpr bool kWide = sizeof(A) == 8;
-  // Adding 1.5 * 2^(mantissa bits) rounds to an integer and leaves it in the low bits.
+  // Adding 1.5 * 2^(mantissa bits) rounds t to an integer, which is then in the low bits.
   constexpr A kMagic = kWide ? static_cast<A>(0x1.8p52) : static_cast<A>(0x1.8p23f);
   const Vector<A> shifted = t + kMagic;
   const Vector<A> r = t - (shifted - kMagic);
@@ -211,8 +211,9 @@ template <class A> inline Vector<A> exp2(Vector<A> t) {
   return t < (kWide ? A(-1022) : A(-126)) ? Vector<A>{} : p * power;
 }
 
-// log2 x for normal x > 0; anything for other x, except that NaN and infinity stay themselves. Error below 2 ulp,
-// absolute near x = 1. From log2 f = (2 / ln 2) (z + z^3/3 + z^5/5 + ...), z = (f - 1) / (f + 1), with f in [3/4, 3/2).
+// log2 x for normal x > 0; NaN and infinity are returned unchanged; unspecified for other x. Error below 2 ulp; near
+// x = 1 this is an absolute error. Formula: log2 f = (2 / ln 2) (z + z^3/3 + z^5/5 + ...), z = (f - 1) / (f + 1), with
+// f in [3/4, 3/2).
 template <class A> inline Vector<A> log2(Vector<A> x) {
   constexpr bool kWide = sizeof(A) == 8;
   constexpr int kMantissaBits = kWide ? 52 : 23;
@@ -229,7 +230,7 @@ template <class A> inline Vector<A> log2(Vector<A> x) {
   return x < std::numeric_limits<A>::infinity() ? r : x;
 }
 
-// ---- Transposition of a square block held in registers: rows in, columns out.
+// ---- Transposition of a square block in registers: replaces rows by columns
 
 namespace detail {
 template <class V, int... I> inline V zip_low(V a, V b, std::integer_sequence<int, I...>) {
@@ -242,7 +243,7 @@ template <class V, int... I> inline V zip_high(V a, V b, std::integer_sequence<i
 }
 }  // namespace detail
 
-// log2(width) perfect shuffles of the rows.
+// Transposes by log2(width) perfect shuffles of the rows.
 template <class A> inline void transpose(Vector<A> (&rows)[kWidth<A>]) {
   constexpr int kN = kWidth<A>;
   using Lanes = std::make_integer_sequence<int, kN>;

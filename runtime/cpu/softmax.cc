@@ -1,5 +1,5 @@
-// Softmax and its logarithm along one dimension, forward and backward. Lines along the last dimension are rows; along
-// another one, a thread takes a block of neighbouring lines, which are columns.
+// Softmax and its logarithm along one dimension, forward and backward. Lines along the last dimension are rows. Lines
+// along another dimension are columns; a thread takes a block of adjacent columns.
 #include "rondo/runtime/cpu/column_reduce.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
@@ -12,12 +12,12 @@
 namespace rondo::cpu {
 namespace {
 
-// One line, or a block of them: element (k, c) of line c is `at(k, c)` behind the first. A row has one line.
+// A row, or a block of columns: the offset of element k in line c is at(k, c). A row is a single line.
 template <bool kColumns> struct Lines {
   int64_t length, width, step;
   int64_t at(int64_t k, int64_t c) const { return kColumns ? k * step + c : k; }
 
-  // to[c] = the sum over value(k, c), in the order of ops/reduction_order.h.
+  // to[c] = the sum of value(k, c) over k, in the order of ops/reduction_order.h.
   template <class C, class Value> void sum(Value value, C* to) const {
     if constexpr (kColumns) sum_columns<C>(length, width, value, to);
     else *to = sum_row<C>(length, [&](int64_t k) { return value(k, 0); });
@@ -28,7 +28,7 @@ template <bool kColumns> struct Lines {
     if constexpr (kColumns) reduce_columns<C>(length, width, kLeast, value, larger, to);
     else *to = max_row<C>(length, [&](int64_t k) { return value(k, 0); });
   }
-  // True if it is best to stream the blocks of a result of `bytes` bytes. This block begins at `to`.
+  // True if streaming a result of `bytes` bytes in such blocks is faster. This block begins at `to`.
   template <class T> bool streams(const T* to, int64_t bytes) const {
     const auto size = static_cast<int64_t>(sizeof(T));
     return kColumns && is_streamed(to, bytes, width * size) && is_streamed(to, bytes, step * size);
@@ -39,7 +39,7 @@ template <bool kColumns> struct Lines {
   }
 };
 
-// fn(lines, offset) for all lines of `sizes` along the op's dimension, on several threads.
+// Calls fn(lines, offset) for all lines of `sizes` along the op's dimension, on several threads.
 template <class Fn> void for_each_block(const KernelContext& context, const Dims& sizes, Fn fn) {
   if (sizes.numel() == 0) return;
   const ops::ReducedRun run = ops::last_run(sizes, int64_t{1} << ops::softmax_dim(sizes, context.attrs));
@@ -77,7 +77,7 @@ void softmax_kernel(const KernelContext& context) {
     for_each_block(context, x.sizes(), [&](const auto& lines, int64_t offset) {
       const T* from = pointer<T>(x) + offset;
       T* y = pointer<T>(context.out()) + offset;
-      // The exponentials are kept in the result's memory, unless the result rounds them or is streamed past the caches.
+      // The exponentials are stored in the result's memory, unless its dtype would round them, or it is streamed.
       const bool streams = std::is_same_v<T, C> && lines.streams(y, context.out().numel() * int64_t{sizeof(T)});
       const bool in_result = std::is_same_v<T, C> && !streams;
       Scratch<C> scratch(in_result ? 0 : lines.length * lines.width);

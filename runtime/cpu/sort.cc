@@ -9,13 +9,13 @@
 namespace rondo::cpu {
 namespace {
 
-// a < b with NaN above all numbers.
+// a < b, where NaN is above all numbers.
 template <class C> bool below(C a, C b) {
   if constexpr (std::is_floating_point_v<C>) return a < b || (b != b && a == a);
   else return a < b;
 }
 
-// fn(line, offset of the output line, its step) where line(i) reads element i of x's line.
+// Calls fn(line, output, step) for each line: line(i) reads element i of x's line, and `output` is the output line.
 template <class Fn>
 void for_each_compared_line(const Tensor& x, const Tensor& out, const Dims& out_strides, int dim, Fn fn) {
   visit_dtype(x.dtype(), [&](auto tag) {
@@ -40,7 +40,7 @@ void argmax_kernel(const KernelContext& context) {
   const int dim = ops::reduced_dim(context.attrs.ints[0]);
   const bool smallest = context.attrs.ints[2] != 0;
   const int64_t length = length_of(x, dim);
-  // The result is dense. NaN wins both ways, as in max and min.
+  // The result is dense. NaN wins for argmax and argmin, as in max and min.
   const Dims kept = contiguous_strides(ops::kept_sizes(x.sizes(), context.attrs.ints[0]));
   for_each_compared_line(x, context.out(), kept, dim, [&](auto line, int64_t* out, int64_t) {
     int64_t best = 0;

@@ -1,6 +1,6 @@
-// Variance, mean and standard deviation, in the bits of their decompositions (ops/statistics.cc). The mean of a row, or
-// of a block of columns, is followed by the squares of the same elements, which are then still in a cache: memory is
-// read once.
+// Variance, mean and standard deviation, with the same bits as their decompositions (ops/statistics.cc). After the mean
+// of a row or block of columns, the squares of the same elements are summed while they are still in a cache. So memory
+// is read once.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,15 +18,15 @@
 namespace rondo::cpu {
 namespace {
 
-// How the elements of one result lie in x: a result k of (parts, results, length) is made of `parts` rows of `length`
-// neighbours, a column of (outer, length, width) of elements that are `width` apart.
+// The layout of the elements of one result in x. By rows, x is (parts, results, length): a result has `parts` rows of
+// `length` adjacent elements. By columns, x is (outer, length, width): the elements of a result are `width` apart.
 struct Layout {
   bool by_columns = false;
   int64_t parts = 1, results = 1, length = 1;
   int64_t outer = 1, width = 1;
 };
 
-// Nothing: the reduction is of another kind, or has too few results for all threads.
+// Returns nullopt if the reduction has another layout, or too few results for all threads.
 std::optional<Layout> layout_of(const Dims& sizes, int64_t mask, bool keepdim) {
   if (sizes.numel() == 0 || is_full_reduction(mask, keepdim, sizes.rank())) return std::nullopt;
   const ops::ReducedRun run = ops::last_run(sizes, mask);
@@ -49,7 +49,7 @@ std::optional<Layout> layout_of(const Dims& sizes, int64_t mask, bool keepdim) {
 template <class T, class Out> class Variance {
  public:
   using C = ComputeType<T>;
-  // `mean` null: the result is the standard deviation, else it is the variance.
+  // If `mean` is null, the result is the standard deviation, else the variance.
   Variance(const Layout& layout, const T* x, Out* out, Out* mean, double n, double share)
       : layout_(layout),
         x_(x),
@@ -82,7 +82,7 @@ template <class T, class Out> class Variance {
     const C sum = sum_row<C>(layout_.length, at), mean = sum * inverse;
     return {sum, mean, sum_row<C>(layout_.length, [&](int64_t i) { return square(at(i) - mean); })};
   }
-  // Note [Moments] of ops/statistics.cc: rows in row order, then the parts in column order.
+  // Note [Moments] in ops/statistics.cc: rows are summed in row order, then the parts in column order.
   void rows_of(int64_t k) const {
     const int64_t parts = layout_.parts;
     if (parts == 1) {

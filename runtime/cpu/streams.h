@@ -1,5 +1,5 @@
-// Results that are larger than the caches, written past them: a store that goes through a cache first reads the line
-// that it is about to overwrite. Kernel sources only.
+// Non-temporal stores, which bypass the caches, for results that are larger than the caches. A normal store first reads
+// the cache line that it overwrites. For kernel sources only.
 //
 //   if (is_streamed(bytes)) { stream_copy(to, from, n); ...; end_streams(); }  else std::memcpy(to, from, n);
 #pragma once
@@ -15,11 +15,11 @@
 namespace rondo::cpu {
 
 inline constexpr size_t kStreamLine = 64;  // bytes of a cache line
-// A result of so many bytes has left the caches when its reader comes.
+// The least bytes of a result that is streamed: it would not stay in the caches until it is read.
 inline constexpr int64_t kLeastStreamed = 32 << 20;
 
-// True if a result of `bytes`, written in pieces of `piece` bytes from `to` on, is best streamed: lines that are
-// written in parts are slow.
+// True if streaming a result of `bytes`, written in pieces of `piece` bytes from `to` on, is faster. It is not if a
+// cache line would be written in parts.
 inline bool is_streamed(const void* to, int64_t bytes, int64_t piece) {
 #if defined(__AVX__)
   return bytes >= kLeastStreamed && reinterpret_cast<uintptr_t>(to) % kStreamLine == 0 &&
@@ -30,7 +30,7 @@ inline bool is_streamed(const void* to, int64_t bytes, int64_t piece) {
 #endif
 }
 
-// The line at `to`, which is aligned to lines, becomes the one at `from`.
+// Copies one cache line from `from` to `to`. `to` must be aligned to kStreamLine.
 inline void stream_line(std::byte* to, const std::byte* from) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
@@ -42,7 +42,7 @@ inline void stream_line(std::byte* to, const std::byte* from) {
   std::memcpy(to, from, kStreamLine);
 #endif
 }
-// `bytes` is a multiple of kStreamLine, and `to` aligned to it.
+// `bytes` must be a multiple of kStreamLine, and `to` aligned to it.
 inline void stream_copy(void* to, const void* from, size_t bytes) {
   auto* const out = static_cast<std::byte*>(to);
   const auto* const in = static_cast<const std::byte*>(from);
@@ -53,7 +53,7 @@ inline void stream_zeros(void* to, size_t bytes) {
   auto* const out = static_cast<std::byte*>(to);
   for (size_t at = 0; at < bytes; at += kStreamLine) stream_line(out + at, kZeros);
 }
-// What this thread streamed is there before what it writes from now on.
+// A store fence: this thread's streamed stores become visible before its later stores.
 inline void end_streams() {
 #if defined(__AVX__)
   _mm_sfence();

@@ -8,11 +8,11 @@
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
-// Note [Thin order]. An inner product of k elements keeps two chains of kLanes accumulators, and takes kStep elements
-// at a time by FMA, in increasing order. f32: the first kLanes elements of a step go to chain 0, the others to chain 1.
-// bf16: even elements go to chain 0, odd ones to chain 1, since a 32-bit word holds one of each, and each is one
-// instruction away from f32. What is missing in the last step counts as 0. The chains meet first, then the lanes in the
-// tree of Note [Row order].
+// Note [Thin order]. An inner product of k elements has two chains of kLanes accumulators. It adds kStep elements at a
+// time by FMA, in increasing order. f32: the first kLanes elements of a step go to chain 0, the others to chain 1.
+// bf16: even elements go to chain 0 and odd ones to chain 1, because a 32-bit word holds one of each, and one
+// instruction converts either to f32. Missing elements of the last step count as 0. At the end the two chains are
+// added, then the lanes in the tree of Note [Row order] (ops/reduction_order.h).
 
 namespace rondo::cpu {
 namespace {
@@ -21,7 +21,7 @@ constexpr int kDotChains = 2;
 constexpr int64_t kStep = kDotChains * kLanes;
 constexpr int kParts = kLanes / kWidth<float>;  // vectors that hold the lanes of one chain
 
-// Part `part` of the lanes of both chains, from one step of elements.
+// One step of elements, as vector `part` of the lanes for both chains.
 template <class T> struct Chains { Vector<float> of[kDotChains]; };
 [[gnu::always_inline]] inline Chains<float> load_step(const float* p, int part) {
   return {{load(p + part * kWidth<float>), load(p + kLanes + part * kWidth<float>)}};
@@ -31,12 +31,12 @@ template <class T> struct Chains { Vector<float> of[kDotChains]; };
   __builtin_memcpy(&words, p + 2 * part * kWidth<float>, sizeof(words));
   return {{vector_cast<Vector<float>>(words << 16), vector_cast<Vector<float>>(words & 0xFFFF0000u)}};
 }
-// Where element i of a step stands in a row of A that is packed for this: chain by chain.
+// The position of element i in a packed row of A. Packed rows store each step chain by chain.
 template <class T> constexpr int64_t packed_at(int64_t i) {
   return std::is_same_v<T, float> ? i : i / kStep * kStep + i % 2 * kLanes + i % kStep / 2;
 }
 
-// sums[m][j] = a row m . b row j, for M packed rows of A and N adjacent rows of B. `next`: rows that are wanted soon.
+// sums[m][j] = (row m of a) . (row j of b), for M packed rows of A and N adjacent rows of B. `next`: rows to prefetch.
 template <class T, int M, int N>
 [[gnu::always_inline]] inline void inner_products(int64_t k, const float* a, int64_t a_stride, const T* b,
                                                   int64_t b_stride, const T* next, float (&sums)[M][N]) {
@@ -89,7 +89,7 @@ struct Output {
   template <class T> static float read(const void* data, int64_t at) {
     return static_cast<float>(static_cast<const T*>(data)[at]);
   }
-  // Bias and addends in the order of the call; stored in R.
+  // Adds bias and addends in the order of the call, and stores the sum as R.
   template <class T, class R> void write(int64_t row, int64_t column, float value) const {
     if (call.bias) value += read<T>(operands.bias, column);
     const int64_t at = row * call.c.row + column;
@@ -99,7 +99,7 @@ struct Output {
   }
 };
 
-// Columns of C in [begin, end), N at a time.
+// Computes columns [begin, end) of C, N at a time.
 template <class T, class R, int M, int N>
 void columns(const MatmulCall& call, const float* a, int64_t a_stride, const MatmulOperands& operands, int64_t begin,
              int64_t end) {
@@ -120,7 +120,7 @@ void columns(const MatmulCall& call, const float* a, int64_t a_stride, const Mat
 }
 
 template <class T, class R> void run(const MatmulCall& call, const MatmulOperands& operands) {
-  // A in f32, packed, its rows padded with 0 to whole steps.
+  // Packs A in f32, with rows padded with 0 to whole steps.
   const int64_t stride = round_up(call.k, kStep);
   const Storage packed = Storage::allocate(static_cast<size_t>(call.m * stride) * sizeof(float));
   float* const a = reinterpret_cast<float*>(packed.data());
@@ -139,7 +139,7 @@ template <class T, class R> void run(const MatmulCall& call, const MatmulOperand
     }
     for (; i < call.k; ++i) a[m * stride + packed_at<T>(i)] = static_cast<float>(row[i * call.a.column]);
   }
-  constexpr int64_t kBytes = 1 << 16;  // of B, for a piece that pays for a thread
+  constexpr int64_t kBytes = 1 << 16;  // least bytes of B in a piece for which waking a thread is worthwhile
   const int64_t grain = std::max<int64_t>(8, kBytes / (call.k * static_cast<int64_t>(sizeof(T))));
   parallel_for(call.n, grain, [&](int64_t begin, int64_t end) {
     switch (call.m) {

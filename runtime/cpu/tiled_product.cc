@@ -9,30 +9,30 @@
 #include "rondo/runtime/ops/scalar_math.h"
 
 // Note [Tiles]. A task computes a tile of C. For each block of the depth it packs its rows of A, which then stay in the
-// second cache, and its columns of B, in panels of kTileColumns, each of which stays in the first cache while it meets
-// all those rows. Packing reads an operand once as it lies, so that no stride is slow afterwards, and widens 16-bit
-// numbers. A number that is packed costs about what 4 to 8 of the multiplications cost that it takes part in: hence
-// tiles are large, tasks go down the rows first, and a thread keeps what it has packed for its next tile. No bit
-// depends on tiles (Note [Tiled order]), so they may follow the number of threads.
+// L2 cache, and its columns of B, in panels of kTileColumns. A panel stays in the L1 cache while it is multiplied by
+// all those rows. Packing reads an operand once, so its strides do not slow the product down, and it widens 16-bit
+// numbers. Packing a number costs about as much as 4 to 8 multiplications with it. So tiles are large, tasks go down
+// the rows first, and a thread keeps packed operands for its next tile. Tiles do not affect bits (Note [Tiled order]),
+// so their size may depend on the number of threads.
 
 namespace rondo::cpu {
 namespace {
 
 constexpr int64_t kDepth = 256;          // the depth of a block: Note [Tiled order]
-constexpr int64_t kTaskRows = 240;       // of a tile, at most: with kDepth 240 KiB; whole micro-kernels at every width
-constexpr int64_t kTaskColumns = 512;    // columns of a tile, at most
-constexpr int64_t kKept = 1 << 19;       // numbers of A or B that a thread keeps, at most: 2 MiB
-constexpr int64_t kTaskFlops = 1 << 20;  // the work of a task that is worth a thread
-constexpr int64_t kTasksOfThread = 4;    // several, so that all threads end at about the same time
+constexpr int64_t kTaskRows = 240;       // most rows of a tile: 240 KiB with kDepth; a multiple of all kTileRows
+constexpr int64_t kTaskColumns = 512;    // most columns of a tile
+constexpr int64_t kKept = 1 << 19;       // most numbers of A or B that a thread keeps: 2 MiB
+constexpr int64_t kTaskFlops = 1 << 20;  // least work of a task for which waking a thread is worthwhile
+constexpr int64_t kTasksOfThread = 4;    // several tasks per thread, so that all threads end at about the same time
 constexpr int64_t kPanel = kTileColumns<float>;
 constexpr int64_t kLine = 16;  // numbers in a cache line
-constexpr int64_t kAhead = 4;  // packing fetches this many rows ahead, because each may lie in a page of its own
+constexpr int64_t kAhead = 4;  // packing prefetches this many rows ahead, because each may be in another page
 
 int64_t blocks_of(int64_t depth) { return (depth + kDepth - 1) / kDepth; }
 
 struct Tiling {
-  int64_t rows, columns;  // of a tile: whole groups, whole panels
-  int64_t down = 1, across = 1;
+  int64_t rows, columns;                         // of a tile: multiples of kTileRows and of kPanel
+  int64_t down = 1, across = 1;                  // number of tiles in each direction
   bool keeps_left = false, keeps_right = false;  // a thread keeps A's rows, B's columns for the whole depth
 };
 
@@ -51,7 +51,7 @@ Tiling tiles(const MatmulCall& call, int64_t rows, int64_t columns) {
 }
 
 Tiling tiling_of(const MatmulCall& call) {
-  // Counts the numbers that are packed. A transposed A is read in short pieces, so it counts twice.
+  // The number of elements that are packed. A transposed A is read in short pieces, so it counts twice.
   const auto packed = [&](const Tiling& t) {
     const int64_t left = call.m * (t.keeps_left ? 1 : t.across), right = call.n * (t.keeps_right ? 1 : t.down);
     return (call.a.column == 1 ? left : 2 * left) + right;
@@ -76,12 +76,12 @@ struct Tile {
   int64_t matrix, row, rows, column, columns;
 };
 
-// The numbers that are packed in this thread's memory, and their product. They stay there from one tile of that product
-// to the next, since the thread runs nothing else between them.
+// The operands that are packed in this thread's memory, and the product that they belong to. They stay valid from one
+// tile of that product to the next, because the thread runs nothing else in between.
 struct Packed {
   uint64_t product = 0;
   const void *left = nullptr, *right = nullptr;
-  int64_t columns = 0;  // of `right`: matrices that overlap may begin at one address
+  int64_t columns = 0;  // columns of `right`: overlapping matrices may begin at the same address
 };
 thread_local Packed packed_here;
 std::atomic<uint64_t> products{1};
@@ -89,7 +89,7 @@ std::atomic<uint64_t> products{1};
 // One thread's part of a product.
 template <class T> class TiledProduct {
  public:
-  // `product`: no other has this number.
+  // `product`: a number that no other product has.
   TiledProduct(uint64_t product, const MatmulCall& call, const MatmulOperands& operands, const Tiling& t)
       : call_(call),
         operands_(operands),
@@ -126,8 +126,8 @@ template <class T> class TiledProduct {
   }
 
  private:
-  // From one panel of B, and from one group of kTileRows rows of A, to the next: an odd number of cache lines, so that
-  // they do not meet in a set of the first cache.
+  // The distances between panels of B, and between groups of kTileRows rows of A: an odd number of cache lines, so that
+  // they do not share a set of the L1 cache.
   static constexpr int64_t panel(int64_t depth) { return depth * kPanel + kLine; }
   static constexpr int64_t group(int64_t depth) { return round_up(depth * kTileRows + kWidth<float>, kLine) | kLine; }
 
@@ -135,7 +135,7 @@ template <class T> class TiledProduct {
     for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + i);
   }
 
-  // Panels, each [depth, kPanel].
+  // Packs B into panels, each [depth, kPanel].
   void pack_right(const T* b, int64_t columns, int64_t depth, float* to) const {
     const auto at = [&](int64_t column, int64_t k) {
       return to + column / kPanel * panel(depth) + k * kPanel + column % kPanel;
@@ -156,13 +156,13 @@ template <class T> class TiledProduct {
     }
   }
 
-  // Rows, or where A is transposed groups, each [depth, kTileRows].
+  // Packs A into rows, or, if A is transposed, into groups, each [depth, kTileRows].
   void pack_left(const T* a, int64_t rows, int64_t depth, float* to) const {
     if (call_.a.column == 1) return pack_rows(a, call_.a.row, rows, depth, to, kDepth);
     for (int64_t k = 0; k < depth; ++k) {
       const T* const from = a + k * call_.a.column;
       if (k + kAhead < depth) fetch(from + kAhead * call_.a.column, rows);
-      // A vector holds a group, and what it writes behind that is overwritten by the next of the depth.
+      // A vector is at least as long as a group. What it writes after the group is overwritten by the next k.
       const auto at = [&](int64_t row) { return to + row / kTileRows * group(depth) + k * kTileRows; };
       int64_t i = 0;
       for (; i + kWidth<float> <= rows; i += kTileRows) store(at(i), load(from + i));
@@ -186,7 +186,7 @@ template <class T> class TiledProduct {
     }
   }
 
-  // Bias and epilogues, in f32, then C.
+  // Applies bias and epilogues in f32, then writes C.
   template <class C> void finish(const Tile& tile, C* c) const {
     for (int64_t r = 0; r < tile.rows; ++r) {
       float* const sums = sums_ + r * tiling_.columns;
@@ -216,7 +216,7 @@ template <class T> class TiledProduct {
   const MatmulCall& call_;
   const MatmulOperands& operands_;
   const Tiling& tiling_;
-  const int64_t blocks_, left_block_, right_block_;  // of the depth; numbers of one
+  const int64_t blocks_, left_block_, right_block_;  // blocks of the depth; sizes of a block of A and of B
   Scratch<float> scratch_;
   float *const left_, *const right_, *const sums_;
 };

@@ -1,4 +1,4 @@
-// Copies between a matrix and its transpose, tile by tile: floats in registers. Kernel sources only.
+// Copies a matrix to its transpose, or back, tile by tile; tiles of floats in registers. For kernel sources only.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rondo::cpu {
 
-// A tile of `rows` x `columns` between two matrices of which one is the transpose of the other.
+// Copies a tile of `rows` x `columns` from one matrix to its transpose; with kBack, from `to` to `from`.
 template <bool kBack, class Word>
 inline void transpose_tile(std::conditional_t<kBack, Word, const Word>* from, int64_t step,
                            std::conditional_t<kBack, const Word, Word>* to, int64_t to_step, int64_t rows,
@@ -34,8 +34,8 @@ inline void transpose_tile(std::conditional_t<kBack, Word, const Word>* from, in
     }
 }
 
-// (images, rows, columns) -> (images, columns, rows), each matrix dense in `to`, and in `from` with rows `step` apart
-// and images `image` apart; or, `back`, the other way around.
+// Copies (images, rows, columns) in `from` to (images, columns, rows) in `to`; with kBack, from `to` to `from`. `to` is
+// dense. In `from`, rows are `step` elements apart, and images `image` elements.
 template <bool kBack, class Word>
 inline void transpose_tiles(std::conditional_t<kBack, Word, const Word>* from,
                             std::conditional_t<kBack, const Word, Word>* to, int64_t images, int64_t image,

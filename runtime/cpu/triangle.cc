@@ -1,4 +1,4 @@
-// Triangles of matrices: elements on one side of a diagonal are copied, the others are zero.
+// Triangles of matrices: copies the elements on one side of a diagonal and sets the others to 0.
 #include "rondo/runtime/ops/triangle.h"
 
 #include "rondo/runtime/cpu/lines.h"
@@ -24,7 +24,7 @@ template <class T> void run(const KernelContext& context, const ops::Triangle& t
 void triangle_kernel(const KernelContext& context, bool lower) {
   const Tensor& x = context.in(0);
   const ops::Triangle triangle = ops::triangle_of(x.sizes(), context.attrs.ints[0], lower);
-  // Elements only move, so their width is all that matters.
+  // Elements are only copied, so only their width matters.
   switch (size_of(x.dtype())) {
     case 1: return run<uint8_t>(context, triangle);
     case 2: return run<uint16_t>(context, triangle);

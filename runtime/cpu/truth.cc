@@ -1,10 +1,10 @@
-// any and all, of any dtype and layout. They copy nothing, and stop where the answer is known: an order does not
-// matter, so elements are taken as they lie in memory.
+// any and all, for every dtype and layout. They copy nothing, and stop when the result is known. Their result does not
+// depend on the order of elements, so elements are read in the order of memory.
 //
 // Note [Words of hits]: a hit is an element that decides the result: a true one for any, a false one for all. 64
-// neighbours in memory give 64 bits, a word of hits. A line ORs its words. The columns of a matrix OR the words of its
-// rows. A word that holds several short rows is cut into them. Neighbours that do not belong to a view are read too,
-// where the cache lines that hold them are needed anyway; their bits are masked.
+// adjacent elements in memory give 64 bits, a word of hits. For a line, its words are ORed. For columns of a matrix,
+// the words of its rows are ORed. A word that contains several short rows is split into them. Adjacent elements that do
+// not belong to a view are also read if their cache lines are needed anyway; their bits are masked.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -22,7 +22,7 @@
 namespace rondo::cpu {
 namespace {
 
-// The bits of an element that make it true: all but the sign of a float, as -0 is false and NaN is true.
+// The bits of an element that make it true: for floats all except the sign, because -0 is false and NaN is true.
 uint64_t truth_bits(DType dtype) {
   switch (dtype) {
     case DType::kF64: return 0x7FFFFFFFFFFFFFFF;
@@ -33,11 +33,11 @@ uint64_t truth_bits(DType dtype) {
   }
 }
 
-constexpr int64_t kWord = 64;  // elements of a word of hits
+constexpr int64_t kWord = 64;  // elements in a word of hits
 
 constexpr uint64_t lowest_bits(int64_t n) { return n >= kWord ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
-// Bit i of the result: byte i of 64 is not 0.
+// Returns 64 bits: bit i is 1 if bytes[i] is not 0.
 inline uint64_t non_zero(const uint8_t* bytes) {
 #if defined(__AVX512BW__)
   const __m512i all = _mm512_loadu_si512(bytes);
@@ -61,7 +61,7 @@ inline uint64_t non_zero(const uint8_t* bytes) {
 #endif
 }
 
-// Bit i of the result: x[i], one of 64, has one of `bits`.
+// Returns 64 bits: bit i is 1 if x[i] has one of `bits`.
 template <class Word> uint64_t truths(const Word* x, Word bits) {
   if constexpr (sizeof(Word) == 1) return non_zero(x);
   uint8_t bytes[kWord];
@@ -69,7 +69,7 @@ template <class Word> uint64_t truths(const Word* x, Word bits) {
   return non_zero(bytes);
 }
 
-// A position among `sizes`, and where it lies in the input and in the output.
+// A position in an iteration space, and its offsets in the input and in the output.
 class Odometer {
  public:
   Odometer(const IterationSpace<2>& space, int rank, int64_t position) : space_(space), rank_(rank) {
@@ -100,13 +100,13 @@ class Odometer {
 
 template <bool kAny, class Word> class Search {
  public:
-  // `space`: strides of x and of the results, of which there are `results`.
+  // `space`: strides of x and of the results. `results`: the number of results.
   Search(const Word* x, bool* out, int64_t results, Word bits, const IterationSpace<2>& space)
       : x_(x), end_(x + 1), out_(out), results_(results), bits_(bits), space_(space) {
     for (int d = 0; d < space.sizes.rank(); ++d) end_ += (space.sizes[d] - 1) * space.strides[0][d];
     const int inner = space.sizes.rank() - 1;
     step_ = space.strides[0][inner];
-    // Words, unless that means to read many cache lines that the tensor does not need.
+    // Reads words, unless these would read many cache lines without elements of the tensor.
     const int64_t span = (space.sizes[inner] - 1) * step_ + 1;
     const int64_t gap = inner > 0 ? space.strides[0][inner - 1] - span : 0, waste = std::min(kWord - span, gap);
     dense_ = step_ <= kLine && waste <= std::max(kLine, span);
@@ -121,29 +121,29 @@ template <bool kAny, class Word> class Search {
     const int inner = space_.sizes.rank() - 1;
     const Dims &sizes = space_.sizes, &of_x = space_.strides[0], &of_out = space_.strides[1];
     if (inner == 1 && of_out[0] != 0 && of_out[1] == 0 && sizes[1] <= kPiece) return rows();
-    // The value of a result without a hit.
+    // Sets all results to the value without a hit.
     parallel_for(results_, kElementwiseGrain,
                  [&](int64_t begin, int64_t end) { std::fill(out_ + begin, out_ + end, !kAny); });
-    // Short lines with one result are columns that share it.
+    // Several short lines with the same result are searched together, by columns().
     const bool short_lines = inner > 0 && of_out[inner - 1] == 0 && together(sizes[inner - 1], of_x[inner - 1]) > 1;
     if (of_out[inner] != 0 || short_lines) columns();
     else lines();
   }
 
  private:
-  static constexpr int64_t kLine = 64 / sizeof(Word);  // elements of a cache line
-  static constexpr int64_t kPiece = 1 << 16;           // elements of a line that one thread takes at a time
+  static constexpr int64_t kLine = 64 / sizeof(Word);  // elements in a cache line
+  static constexpr int64_t kPiece = 1 << 16;           // elements of a line that one task searches
   static constexpr int64_t kBlock = 1 << 12;           // elements between two checks for a hit
 
   typedef uint64_t Lanes __attribute__((vector_size(64)));
 
-  // Several threads may write the same value.
+  // Atomic, because several threads may write the same value at once.
   void note(int64_t at) const { std::atomic_ref<bool>(out_[at]).store(kAny, std::memory_order_relaxed); }
   bool known(int64_t at) const { return std::atomic_ref<bool>(out_[at]).load(std::memory_order_relaxed) == kAny; }
 
   // ---- Note [Words of hits]
 
-  // The hits of x[0], ..., x[63]. The bits of what lies behind the tensor mean nothing.
+  // The hits of x[0], ..., x[63]. Bits after the end of the tensor are unspecified.
   uint64_t hits(const Word* x) const {
     if (end_ - x < kWord) return hits_of_end(x);
     return kAny ? truths(x, bits_) : ~truths(x, bits_);
@@ -162,7 +162,7 @@ template <bool kAny, class Word> class Search {
   // The bit of element i of the innermost dimension.
   int64_t position(int64_t i) const { return dense_ ? i * step_ : i; }
 
-  // Whether one of n elements of the innermost dimension is a hit.
+  // True if one of n elements of the innermost dimension is a hit.
   bool any_hit(const Word* x, int64_t n) const {
     for (; n > kBlock; n -= kBlock, x += kBlock * step_)
       if (any_hit_of_block(x, kBlock)) return true;
@@ -177,7 +177,7 @@ template <bool kAny, class Word> class Search {
     const int64_t span = (n - 1) * step_ + 1;
     return span < kWord ? (hits(x) & mask_ & lowest_bits(span)) != 0 : any_hit_of_words(x, span);
   }
-  // The same of `span` >= 64 neighbours. The last word overlaps the one before it.
+  // The same for `span` >= 64 adjacent elements. The last word overlaps the one before it.
   bool any_hit_of_words(const Word* x, int64_t span) const {
     const int64_t advance = per_word_ * step_;
     uint64_t found = 0;
@@ -187,7 +187,7 @@ template <bool kAny, class Word> class Search {
 
   // ---- Layouts
 
-  // The last dimension is reduced: its lines, in pieces.
+  // For a reduced last dimension: searches its lines in pieces.
   void lines() const {
     const int inner = space_.sizes.rank() - 1;
     const int64_t n = space_.sizes[inner], pieces = (n + kPiece - 1) / kPiece;
@@ -204,7 +204,7 @@ template <bool kAny, class Word> class Search {
                  });
   }
 
-  // Rows, each with its own result.
+  // For rows with one result each.
   void rows() const {
     const int64_t n = space_.sizes[1], pitch = space_.strides[0][0];
     parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / n), [&](int64_t begin, int64_t end) {
@@ -216,7 +216,7 @@ template <bool kAny, class Word> class Search {
         for (int64_t r = begin; r < end; ++r) out_[r] = any_hit(x_ + r * pitch, n) == kAny;
     });
   }
-  // Rows that fit a word: it holds one or more.
+  // For rows that fit into a word, which contains one or more rows.
   void short_rows(int64_t begin, int64_t end) const {
     typedef int8_t Bytes __attribute__((vector_size(8)));
     const int64_t pitch = space_.strides[0][0], span = position(space_.sizes[1] - 1) + 1;
@@ -230,12 +230,12 @@ template <bool kAny, class Word> class Search {
       for (; first + 8 <= end; first += rows_of_word) {
         const Lanes eight = (Lanes{} + hits(x_ + first * pitch)) >> shifts & row;
         const Bytes values = __builtin_convertvector((kAny ? eight != 0 : eight == 0) & 1, Bytes);
-        std::memcpy(out_ + first, &values, 8);  // the next words correct the rows that this one does not hold
+        std::memcpy(out_ + first, &values, 8);  // the next words overwrite results of rows that are not in this word
       }
     }
     for (; first < end; ++first) out_[first] = ((hits(x_ + first * pitch) & row) != 0) == kAny;
   }
-  // Rows at most 8 elements apart: the hits of 8 of them fill `pitch` bytes, and are spread to a byte for each row.
+  // For rows at most 8 elements apart: the hits of 8 rows fill `pitch` bytes and are spread to one byte for each row.
   void tiny_rows(int64_t begin, int64_t end, int64_t pitch, int64_t span, uint64_t row) const {
     typedef uint8_t Bytes __attribute__((vector_size(64)));
     const int64_t at_once = kBlock / pitch / 64 * 64;
@@ -256,7 +256,7 @@ template <bool kAny, class Word> class Search {
       bool* out = rows == at_once ? out_ + first : last_values;
       for (int64_t r = 0; r < rows; r += 64) {
         Lanes lanes = {next(), next(), next(), next(), next(), next(), next(), next()};
-        // The second half of the rows moves to the second half of the word, and so on. `all8` removes what else moves.
+        // The second half of the rows moves to the second half of the word, and so on. `all8` removes all other bits.
         lanes = (lanes & first4) | ((lanes << (32 - 4 * pitch)) & ~first4);
         lanes = (lanes & first2) | ((lanes << (16 - 2 * pitch)) & ~first2);
         lanes = ((lanes & first1) | ((lanes << (8 - pitch)) & ~first1)) & all8;
@@ -268,7 +268,7 @@ template <bool kAny, class Word> class Search {
     }
   }
 
-  // How many of `rows`, `pitch` apart, are taken together as one long row, so that words are full.
+  // How many of `rows` rows, `pitch` apart, are searched together as one long row, so that words are full.
   int64_t together(int64_t rows, int64_t pitch) const {
     constexpr int64_t kLong = 1 << 10;
     const int64_t gap = pitch - ((space_.sizes.back() - 1) * step_ + 1);
@@ -276,12 +276,12 @@ template <bool kAny, class Word> class Search {
     return all_needed ? std::clamp<int64_t>(kLong / pitch, 1, rows) : 1;
   }
 
-  // The last dimension is kept. Rows of it, which the last reduced dimension counts, are searched side by side.
+  // For a last dimension that is kept, or short lines. ORs the hits of rows, which the last reduced dimension counts.
   void columns() const {
-    constexpr int64_t kWords = 64, kElements = 1 << 18;  // of a block's rows, and of a block
+    constexpr int64_t kWords = 64, kElements = 1 << 18;  // limits: words per row, elements per block
     const int inner = space_.sizes.rank() - 1;
     const int64_t cols = space_.sizes[inner], out_step = space_.strides[1][inner];
-    // The dimension that counts the rows goes last among the others.
+    // Takes the dimension that counts the rows out of the outer dimensions.
     IterationSpace<2> outer = space_;
     int reduced = inner - 1;
     while (reduced >= 0 && outer.strides[1][reduced] != 0) --reduced;
@@ -327,19 +327,19 @@ template <bool kAny, class Word> class Search {
     });
   }
 
-  const Word *x_, *end_;  // end_: just past the last element
+  const Word *x_, *end_;  // end_: after the last element
   bool* out_;
   int64_t results_;
   Word bits_;
   const IterationSpace<2>& space_;
   // About the innermost dimension:
   int64_t step_;
-  bool dense_;                         // the elements are read as words of neighbours
-  int64_t per_word_;                   // how many elements a word has
-  uint64_t mask_ = 0, last_mask_ = 0;  // these elements as bits, from the lowest bit up and from the highest bit down
+  bool dense_;                         // adjacent elements in memory are read as words
+  int64_t per_word_;                   // the number of elements in a word
+  uint64_t mask_ = 0, last_mask_ = 0;  // the bits of these elements, from the lowest bit up and from the highest down
 };
 
-// The input's dimensions as they lie in memory, with strides of the input and of the output: 0 where it is reduced.
+// The dimensions in the order of the input's memory, with strides of the input and of the output (0 if reduced).
 IterationSpace<2> space_of(const Tensor& x, int64_t mask) {
   const int rank = x.rank();
   std::array<int64_t, kMaxRank> out_strides = {};
@@ -355,7 +355,7 @@ IterationSpace<2> space_of(const Tensor& x, int64_t mask) {
   std::array<Dims, 2> strides;
   for (int k = 0; k < rank; ++k) {
     const int d = order[static_cast<size_t>(k)];
-    if ((mask >> d & 1) != 0 && x.strides()[d] == 0) continue;  // the same elements again
+    if ((mask >> d & 1) != 0 && x.strides()[d] == 0) continue;  // a broadcast dimension repeats the same elements
     sizes.push_back(x.sizes()[d]);
     strides[0].push_back(x.strides()[d]);
     strides[1].push_back(out_strides[static_cast<size_t>(d)]);

@@ -8,14 +8,14 @@ namespace {
 
 using Computes = ConvolutionCall::Computes;
 
-// library() opens none but the headers' major.
+// library() opens only a library of the same major version as the headers.
 constexpr bool kVersion2 = DNNL_VERSION_MAJOR == 2;
 
 bool is_amx(std::string_view kernel) { return kernel.find("amx") != kernel.npos; }
 
 // ---- Convolutions: forward
 
-// The first outputs read nothing but padding; or the last ones, as in the last of an image's bands.
+// True if the first outputs read only padding; last_is_empty(): if the last outputs do, as in an image's last band.
 bool first_is_empty(const ConvolutionCall& call) {
   return call.padding_before[0] >= call.reach(0) || call.padding_before[1] >= call.reach(1);
 }
@@ -24,14 +24,14 @@ bool last_is_empty(const ConvolutionCall& call) {
   return last_reads_from(0) >= call.input[0] || last_reads_from(1) >= call.input[1];
 }
 
-// bf16 on AMX, with an output that reads nothing but padding.
+// bf16 on AMX, with an output that reads only padding.
 bool is_wrong_output_2(std::string_view kernel, const ConvolutionCall& call) {
   return kernel.starts_with("brgconv:avx512_core_amx") && first_is_empty(call);
 }
-// f32 and bf16, AVX-512 and AMX, brg_conv_fwd (brgconv in the first versions 3):
-// - an output that reads nothing but padding: it reads from an address that was never set (SIGSEGV, in f32, too);
-// - bf16, a stride and one column of output: columns that nobody reads are multiplied by 0 (NaN * 0). 30 of 6000 random
-//   convolutions on AMX.
+// f32 and bf16, AVX-512 and AMX, brg_conv_fwd (brgconv in the first releases of version 3):
+// - an output that reads only padding: the kernel reads from an address that was never set (SIGSEGV, in f32, too);
+// - bf16, a stride and one column of output: unused columns are multiplied by 0, which gives NaN for NaN (30 of 6000
+//   random convolutions on AMX).
 bool is_wrong_output_3(std::string_view kernel, const ConvolutionCall& call) {
   if (!kernel.starts_with("brg_conv_fwd") && !kernel.starts_with("brgconv:")) return false;
   if (first_is_empty(call) || last_is_empty(call)) return true;
@@ -40,28 +40,28 @@ bool is_wrong_output_3(std::string_view kernel, const ConvolutionCall& call) {
 
 // ---- Convolutions: gradients, in versions 2 and 3
 
-// bf16, whose products are of pairs of outputs.
+// bf16 with an odd number of outputs: the kernel multiplies pairs of outputs.
 bool pairs_an_odd_output(std::string_view kernel, const ConvolutionCall& call) {
   return kernel.starts_with("jit_bf16_1x1") && call.outputs / call.groups % 2 != 0;
 }
 
-// f32 and bf16, jit_1x1 and jit_bf16_1x1, a stride, the gradient of the weight: the pixels that are read are copied
-// into the scratchpad, channels last, C numbers a pixel, but a whole block of channels is counted for each pixel before
-// (8 with AVX2, 16 with AVX-512). With fewer channels than a block, the copy ends behind the scratchpad. Later versions
-// than 3.7 have it, too (https://github.com/uxlfoundation/oneDNN/issues/6035). Forward and the gradient of the input
-// place the copy right.
+// The gradient of the weight with a stride, f32 and bf16, jit_1x1 and jit_bf16_1x1: the kernel copies the pixels that
+// it reads into the scratchpad, channels last, C numbers per pixel. But it computes the position of a pixel with a
+// whole block of channels (8 with AVX2, 16 with AVX-512). With fewer channels than a block, the copy ends after the end
+// of the scratchpad. Versions after 3.7 have this error, too (https://github.com/uxlfoundation/oneDNN/issues/6035).
+// Forward and the gradient of the input place the copy correctly.
 bool overruns_scratch(std::string_view kernel, const ConvolutionCall& call) {
   if (!kernel.starts_with("jit_1x1") && !kernel.starts_with("jit_bf16_1x1")) return false;
   const int64_t block = kernel.find("avx512") == kernel.npos ? 8 : 16;
   return (call.stride[0] > 1 || call.stride[1] > 1) && call.channels / call.groups < block;
 }
 
-// bf16, jit_bf16 (AVX-512) and AMX, the gradient of the weight. AMX is jit:avx512_core_amx_bf16 in version 2, and
-// brgconv_bwd_w:avx10_1_512_amx or, where that is skipped, jit:avx10_1_512_amx in version 3.
-// - images narrower than the stride: numbers of the scratchpad that nobody has written are multiplied by 0 (NaN * 0);
-// - AMX, jit, more than two blocks of 16 channels in a group, the last one not whole: it reads a block that is not
-//   there;
-// - AVX-512, several groups whose channels are no whole blocks: it adds what lies behind a group.
+// The gradient of the weight, bf16, jit_bf16 (AVX-512) and AMX. The AMX kernel is jit:avx512_core_amx_bf16 in version
+// 2. In version 3 it is brgconv_bwd_w:avx10_1_512_amx or, if that is skipped, jit:avx10_1_512_amx.
+// - images narrower than the stride: uninitialised scratchpad numbers are multiplied by 0, which gives NaN for NaN;
+// - AMX, jit, more than two blocks of 16 channels in a group, the last one not whole: it reads a block that does not
+//   exist;
+// - AVX-512, several groups whose channels are not whole blocks: it also adds numbers after the end of a group.
 bool sums_what_is_not_there(std::string_view kernel, const ConvolutionCall& call) {
   const bool amx = is_amx(kernel);
   if (!amx && !kernel.starts_with("jit_bf16:")) return false;
@@ -73,17 +73,17 @@ bool sums_what_is_not_there(std::string_view kernel, const ConvolutionCall& call
 
 // ---- Products
 
-// bf16 on AMX with a depth of 31 modulo 32: it sets its tiles up for one depth and uses them for another, which gives
-// wrong sums, writes behind the scratchpad, or an illegal instruction. Depths from 1 to 3000 were tried. Its kernel for
-// AVX-512 takes the place.
+// bf16 on AMX with a depth of 31 modulo 32: the kernel configures its tiles for one depth and uses them for another.
+// This gives wrong sums, writes after the scratchpad, or an illegal instruction. Depths from 1 to 3000 were tested. The
+// kernel for AVX-512 is used instead.
 bool is_wrong_product_2(std::string_view kernel, const MatmulCall& call) {
   return call.dtype == kBF16 && call.k % 32 == 31 && is_amx(kernel);
 }
 // f32 and bf16, brg_matmul with AVX-512 and AMX. AVX2 has no such kernel.
-// - one row of A whose numbers lie apart: it reads as if they did not (21 of 4000 random products);
-// - one column of C whose numbers lie apart: it writes as if they did not (37 of 4000 products into gaps);
-// - 3.12: a batch of products of depth 1: it takes the matrices for neighbours in memory.
-// The library's gemm takes the place.
+// - one row of A whose numbers are not adjacent: it reads as if they were (21 of 4000 random products);
+// - one column of C whose numbers are not adjacent: it writes as if they were (37 of 4000 products into gaps);
+// - 3.12, a batch of products of depth 1: it reads the matrices as if they were adjacent in memory.
+// The library's gemm is used instead.
 bool is_wrong_product_3(std::string_view kernel, const MatmulCall& call) {
   if (!kernel.starts_with("brg")) return false;
   return (call.m == 1 && call.a.column != 1) || (call.n == 1 && call.m > 1 && call.c.row != 1) ||
@@ -105,7 +105,7 @@ bool is_wrong(std::string_view kernel, const MatmulCall& call) {
   return kVersion2 ? is_wrong_product_2(kernel, call) : is_wrong_product_3(kernel, call);
 }
 
-// eltwise_gelu_erf, AVX-512: a polynomial in the place of erf makes NaN of infinity.
+// eltwise_gelu_erf with AVX-512 approximates erf by a polynomial, which gives NaN for infinity.
 bool is_wrong(Epilogue epilogue) { return !kVersion2 && epilogue == Epilogue::kGelu && library_has_avx512(); }
 
 }  // namespace rondo::cpu

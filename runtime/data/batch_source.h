@@ -1,4 +1,4 @@
-// BatchSource: what a training loop reads its batches from, and how it returns to the same batch after a kill.
+// BatchSource: gives a training loop its batches, and returns to the same batch after a restart.
 //
 //   while (auto batch = source.next()) step(*batch);     // one epoch
 //   const BatchSource::Position at = source.position();  // save it with the checkpoint
@@ -17,7 +17,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::data {
 
-// Tensors whose first dimension is the row.
+// Tensors whose first dimension counts the rows of the batch.
 using Batch = std::vector<Tensor>;
 
 class BatchSource {
@@ -31,30 +31,30 @@ class BatchSource {
 
   virtual ~BatchSource() = default;
 
-  // The next batch, or nothing once at the end of each epoch; the call after that starts the next epoch.
+  // Returns the next batch. At the end of each epoch it returns nothing once; the next call starts the next epoch.
   virtual std::optional<Batch> next() = 0;
   virtual Position position() const = 0;
-  // Goes anywhere, at any time. Throws Error if the epoch has no such batch; one past the last is its end.
+  // Goes to any position, at any time. Throws Error if the epoch has no such batch; one past the last means its end.
   virtual void seek(Position position) = 0;
-  // Batches in an epoch. kEndless: it does not end, so that no arithmetic with its last batch makes sense.
+  // The number of batches in an epoch. kEndless: an epoch never ends; do not compute with this number.
   virtual int64_t size() const = 0;
   static constexpr int64_t kEndless = INT64_MAX;
-  // A hint: the reader goes on to seek() so that it takes every n-th batch only (batch_share.h). A source that prepares
-  // batches ahead prepares these.
+  // A hint: from now on the reader seeks so that it takes only every n-th batch (batch_share.h). A source that prepares
+  // batches ahead prepares only these.
   virtual void read_every(int64_t /*n*/) {}
-  // Rows of a batch, but for the last one of an epoch; and of the batches whose order this is (cut_from). Zeros:
-  // batches have no common number of rows.
+  // `batch`: the rows of each batch, except for the last one of an epoch. `order`: the rows of the batches that define
+  // the order of rows (cut_from). Both are 0 if batches have no common number of rows.
   struct Rows {
     int64_t batch = 0, order = 0;
     friend bool operator==(const Rows&, const Rows&) = default;
   };
   virtual Rows rows() const { return {}; }
-  // From now on an epoch has the rows of a source with `rows` rows a batch, in that source's order, cut into batches of
-  // this one's size: a run that resumes with another batch size sees the rows that it would have seen. Goes to the
-  // beginning of the epoch. False, and nothing changes: this source cannot do it.
+  // For a run that resumes with another batch size: it must see the same rows in the same order as before. Sets the
+  // order of rows to that of a source with batches of `rows` rows, cut into batches of this source's size, and goes to
+  // the beginning of the epoch. Returns false, and changes nothing, if this source cannot do that.
   virtual bool cut_from(int64_t /*rows*/) { return false; }
-  // A hash of what the batches depend on, data and options: saved with the position, it tells a resumed run that it
-  // reads other data. 0: not known.
+  // A hash of everything that the batches depend on: data and options. It is saved with the position, so that a resumed
+  // run can detect other data. 0: not known.
   virtual uint64_t fingerprint() const { return 0; }
 };
 

@@ -1,4 +1,4 @@
-// ChatEncoder: a conversation becomes ids and flags. See Note [Borders] in text_encoder.h.
+// ChatEncoder: converts a conversation to ids and loss flags. See Note [Borders] in text_encoder.h.
 #include <algorithm>
 #include <optional>
 
@@ -18,12 +18,12 @@ struct Literal {
 };
 using Literals = std::vector<Literal>;
 
-// The text around the words of a role. `spoken_*` carries loss if the role is trained.
+// The text around a message's content. `spoken_*` carries loss if the role is trained.
 struct Frame {
   Literals before, spoken_before, spoken_after, after;
 };
 
-// A trained role is cut where loss begins and ends.
+// The length of `text` without spaces at its end. For a trained role, loss begins with these spaces.
 size_t without_spaces(std::string_view text) {
   const size_t last = text.find_last_not_of(' ');
   return last == std::string_view::npos ? 0 : last + 1;
@@ -34,7 +34,7 @@ size_t without_spaces(std::string_view text) {
 struct ChatEncoder::Plain : ChatEncoder::Impl {
   ChatTemplate chat;
   TextEncoder encoder;
-  Ids markers{};  // the added tokens that the template uses: no text of a message becomes one
+  Ids markers{};  // the added tokens that the template uses; the text of a message never becomes one
   Literals start{}, end{}, no_system{}, generation{};
   std::map<std::string, Frame> frames{};
 
@@ -62,7 +62,7 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     else if (!closing.empty()) end_text = closing.back().text;
   }
 
-  // Cuts the template's text at added tokens.
+  // Splits the template's text at added tokens, and collects these in `markers`.
   Literals literals(std::string_view text) {
     Literals out;
     const auto add_text = [&](std::string_view part) {
@@ -86,7 +86,7 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     return out;
   }
 
-  // A vocabulary that has a marker as an ordinary word, too, could let a message forge it.
+  // Throws if the text of a message gave a marker: a vocabulary may also have the marker as an ordinary token.
   void check_text(const Ids& ids) const {
     for (const int32_t id : ids)
       if (std::find(markers.begin(), markers.end(), id) != markers.end())
@@ -95,7 +95,7 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
                          ", which this tokenizer cannot tell from the template's marker; leave the message out"));
   }
 
-  // Collects ids. Adjacent texts with the same flag are one text for the tokenizer.
+  // Collects ids. Adjacent texts with the same flag are encoded as one text.
   class Writer {
    public:
     explicit Writer(const Plain& impl) : impl_(impl), options_{.split_tokens = impl.markers} {}
@@ -112,13 +112,13 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     void flush() {
       if (text_.empty()) return;
       const TextEncoder& encoder = impl_.encoder;
-      // True if the run of text that this belongs to opens the conversation.
+      // True if the current run of text, which follows no marker, begins the conversation.
       if (before_.empty()) options_.at_start = out_.ids.empty();
       Ids ids = encoder.continuation(before_, before_ids_, text_, options_);
       impl_.check_text(ids);
       out_.ids.insert(out_.ids.end(), ids.begin(), ids.end());
       out_.targets.resize(out_.ids.size(), target_);
-      if (!before_.empty()) {  // what follows needs the ids of this text alone
+      if (!before_.empty()) {  // continuation() of the next text needs the ids of this text alone
         options_.at_start = false;
         ids = encoder.encode(text_, options_);
       }
@@ -142,7 +142,7 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     const Plain& impl_;
     PieceOptions options_;
     Example out_;
-    std::string text_, before_;  // pending; the text right before it
+    std::string text_, before_;  // pending text, and the text right before it
     Ids before_ids_;
     bool target_ = false;
   };

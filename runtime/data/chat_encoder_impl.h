@@ -1,4 +1,4 @@
-// The work of ChatEncoder, by the kind of its template: ChatTemplate (chat_encoder.cc) or Jinja (jinja_chat.cc).
+// The implementation of ChatEncoder. Subclasses: for ChatTemplate (chat_encoder.cc), for Jinja (jinja_chat.cc).
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct ChatEncoder::Impl {
 
   virtual ~Impl() = default;
   virtual Example example(const text::Conversation& conversation) const = 0;
-  // Without a mask: of the conversation as it is, or up to where the model's words begin.
+  // The ids without flags: of the whole conversation, or with `for_generation` of a prompt that the model continues.
   virtual Ids ids(const text::Conversation& conversation, bool for_generation) const = 0;
   // Null for Jinja.
   virtual const ChatTemplate* plain() const { return nullptr; }

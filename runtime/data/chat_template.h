@@ -5,24 +5,23 @@
 //   user: <|start_header_id|>user<|end_header_id|>\n\n{content|trim}<|eot_id|>
 //   assistant: <|start_header_id|>assistant<|end_header_id|>\n\n{content|trim}<|eot_id|>
 //
-// One line a role: its name, a colon, a space, and its text, where {content} stands for the message's words and
-// {content|trim} for them without white space at both ends. In the text, \n, \t, \r and \\ are escapes; no other
-// character is special. Empty lines and lines that begin with # are skipped. Names that are no role, all optional:
-//   start, end    before the first message, behind the last one of a finished conversation
-//   no_system     behind `start`, if the first message is not of the role `system`
-//   trained       the roles whose words carry loss, divided by spaces; default: assistant
-//   generation    what asks the model for its words; default: the text of the first trained role before {content}
+// Each role has one line: its name, a colon, a space, and its text. In the text, {content} stands for the content of
+// the message and {content|trim} for the content without white space at both ends; \n, \t, \r and \\ are escapes; no
+// other character is special. Empty lines and lines that begin with # are skipped. These optional names are no roles:
+//   start, end    text before the first message, and after the last message of a finished conversation
+//   no_system     text after `start` if the first message does not have the role `system`
+//   trained       the roles whose content carries loss, separated by spaces; default: assistant
+//   generation    text that prompts the model to answer; default: the text of the first trained role before {content}
 //
-// Markers: where the template's own text spells a special token of the tokenizer, it becomes that one token. The same
-// words inside a message never do: nobody can forge a role by writing its marker. (Where the tokenizer cannot tell them
-// apart, the message is an Error.)
+// Markers: a special token of the tokenizer in the template's own text becomes that one token. The same text inside a
+// message never does, so a message cannot forge a role. If the tokenizer cannot distinguish the two, it is an Error.
 //
-// Loss: on the words of trained roles and on the end marker behind them, which is the text up to and including the
-// first special token there, or all of it if there is none. Spaces right before {content} count as the words', as
-// tokenizers join a space to the word behind it: a prompt then ends before them.
+// Loss: on the content of trained roles and on the end marker after it. The end marker is the text after {content} up
+// to and including the first special token, or all of it if it has none. Spaces right before {content} belong to the
+// content, because tokenizers join a space to the next word. A prompt ends before these spaces.
 //
-// Not expressible, as there is no logic: templates that merge messages (Llama 2's <<SYS>> inside the first [INST]). For
-// these, and for a model's own template, there is Jinja: ChatEncoder::of_jinja().
+// The format has no logic, so it cannot express templates that merge messages (Llama 2's <<SYS>> inside the first
+// [INST]). For these, and for a model's own template, use Jinja: ChatEncoder::of_jinja().
 //
 // Thread safety: immutable.
 #pragma once
@@ -52,16 +51,16 @@ struct Message {
 
 class ChatTemplate {
  public:
-  // Throws Error that names the line.
+  // Throws Error, which names the line.
   static ChatTemplate parse(std::string_view text);
-  // A file with such lines. Throws FileError.
+  // Parses a file with such lines. Throws FileError.
   static ChatTemplate load(const std::string& path);
-  // Known ones: "chatml" (Qwen and others), "llama3", "zephyr". Throws Error for another name.
+  // A built-in template: "chatml" (Qwen and others), "llama3" or "zephyr". Throws Error for another name.
   static ChatTemplate named(std::string_view name);
 
-  // The whole text of a finished conversation, or of a prompt that asks for the next words. For people and tests: ids
-  // come from ChatEncoder, which knows the template's words from the users'. Throws Error for a role that the template
-  // has not, and without messages.
+  // The whole text of a finished conversation, or of a prompt that the model continues. It is for people and tests: ids
+  // come from ChatEncoder, which distinguishes the template's text from that of messages. Throws Error for a role that
+  // the template does not have, and if there are no messages.
   std::string render(std::span<const Message> messages, bool for_generation = false) const;
 
   bool has_role(std::string_view role) const { return roles_.contains(std::string(role)); }
@@ -70,7 +69,7 @@ class ChatTemplate {
  private:
   friend class ChatEncoder;
   struct Role {
-    std::string before, after;  // of the content
+    std::string before, after;  // the text before and after the content
     bool trim = false;
   };
   ChatTemplate() = default;
@@ -82,41 +81,42 @@ class ChatTemplate {
   std::string start_, end_, no_system_, generation_;
 };
 
-// A template for one tokenizer.
+// Converts conversations to ids with a chat template and a tokenizer.
 //
 //   const data::ChatEncoder chat(data::ChatTemplate::named("chatml"), tokenizer);
 //   std::vector<int32_t> prompt = chat.prompt({{{"user", "Hello!"}}});    // for nn::generate()
 //   std::string answer = tokenizer.decode(new_tokens);
 //
-// The prompt's ids are exactly those that begin a training example with the same messages.
+// The ids of a prompt are exactly the first ids of a training example with the same messages.
 // Keeps a reference to the tokenizer. Thread safety: immutable.
 class ChatEncoder {
  public:
   ChatEncoder(ChatTemplate chat, const io::Tokenizer& tokenizer);
-  // By a Jinja template (chat/chat.h): the name of one of the folder's, a whole template, or empty for the folder's
-  // own. Text of special tokens in a message stays ordinary text here too (ChatOptions::split_special_tokens).
+  // Uses a Jinja template (chat/chat.h): `chat_template` is the name of a template in the tokenizer's folder, the text
+  // of a template, or empty for the folder's default. The text of a special token inside a message stays ordinary text
+  // here, too (ChatOptions::split_special_tokens).
   //
-  // Loss is on {% generation %} blocks. A template without them carries loss on the words of messages of the role
-  // "assistant" and on the end marker behind them, but only where that is exact: the conversation begins with the
-  // prompt that asks for the message, in text and in ids, and with the conversation up to the message. Where a template
-  // writes earlier messages otherwise once others follow (it drops their reasoning, say), example() throws an Error
-  // that says what to do. Throws Error without such a template, and TemplateError.
+  // Loss is on {% generation %} blocks. Without such blocks it is on the content of messages of the role "assistant"
+  // and on the end marker after it, but only if the borders are exact: the conversation must begin, in text and in ids,
+  // with the prompt for that message, and with the conversation that ends after the message. Some templates render
+  // earlier messages differently when others follow (they drop the reasoning, for example). Then example() throws an
+  // Error that says what to do. Throws Error if there is no such template, and TemplateError.
   static ChatEncoder of_jinja(const text::PreTrainedTokenizer& tokenizer, std::string_view chat_template = "");
   ~ChatEncoder();
   ChatEncoder(ChatEncoder&&) noexcept;
 
-  // A training example. Throws Error as render(), for a trained message without words, and for text that the tokenizer
-  // refuses. An example without a trained message has no target.
+  // A training example. Throws the errors of render(), and Error for a trained message without content and for text
+  // that the tokenizer refuses. An example without a trained message has no target.
   Example example(std::span<const Message> messages) const;
-  // The same of a conversation in JSON: see chat/chat.h. Other templates than Jinja take role and content only.
+  // The same for a conversation in JSON: see chat/chat.h. A ChatTemplate uses only the fields role and content.
   Example example_of_json(std::string_view conversation) const;
-  // The ids alone, of the conversation as it is, or up to where the model's words begin.
+  // The ids without loss flags: of the whole conversation, or of a prompt that the model continues.
   std::vector<int32_t> ids_of_json(std::string_view conversation, bool add_generation_prompt) const;
-  // Up to where the model's words begin.
+  // The ids of a prompt: the messages, and the text that prompts the model to answer.
   std::vector<int32_t> prompt(std::span<const Message> messages) const;
-  // The token that ends the model's words, for generate()'s stop tokens; -1 if the template has no such token.
+  // The token that ends the model's answer, for the stop tokens of generate(); -1 if the template has no such token.
   int32_t end_token() const;
-  // The text that ends them, where there is no such token; empty if neither is there.
+  // The text that ends the model's answer if there is no such token; empty if there is neither.
   const std::string& end_text() const;
   // Throws Error if it is a Jinja template.
   const ChatTemplate& chat_template() const;

@@ -18,7 +18,7 @@
 namespace rondo::data {
 namespace {
 
-// Keep shuffles and items apart from tensors drawn with the same seed.
+// Keys that make shuffles and items independent of tensors drawn with the same seed.
 constexpr uint64_t kShuffleKey = 0x73687566666C6500u;
 constexpr uint64_t kItemKey = 0x6974656D00000000u;
 
@@ -35,7 +35,7 @@ int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
     throw Error(absl::StrCat("DataLoader: num_workers ", options.num_workers, " is outside [0, 1024]"));
   if (options.prefetch < 1) throw Error(absl::StrCat("DataLoader: prefetch ", options.prefetch));
   if (items < 0) throw Error(absl::StrCat("DataLoader: the dataset says that it has ", items, " items"));
-  const int64_t whole = items / options.batch_size;  // never items + batch_size, which may overflow
+  const int64_t whole = items / options.batch_size;  // items + batch_size might overflow
   return whole + (!options.drop_last && items % options.batch_size != 0);
 }
 
@@ -119,7 +119,7 @@ Batch DataLoader::load(int64_t number) const {
 // Batches are numbered through all epochs: number = epoch * batches_ + batch. The consumer takes every step-th of them.
 class DataLoader::Workers {
  public:
-  // `first`: the number of the batch that take() will ask for.
+  // `first`: the number of the batch that the first take() asks for.
   Workers(const DataLoader& loader, int64_t first)
       : loader_(loader),
         slots_(static_cast<size_t>(loader.options_.num_workers) * static_cast<size_t>(loader.options_.prefetch)),
@@ -127,7 +127,7 @@ class DataLoader::Workers {
         first_(first),
         taken_(first),
         wanted_(first) {}
-  // If it throws, the destructor ends those that have started.
+  // If it throws, the destructor ends the threads that have started.
   void start() {
     for (int i = 0; i < loader_.options_.num_workers; ++i) threads_.emplace_back([this] { work(); });
   }
@@ -142,10 +142,10 @@ class DataLoader::Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // Waits for batch `number`. Rethrows what the dataset threw for it.
+  // Waits for batch `number`. Rethrows the dataset's exception for it.
   Batch take(int64_t number) {
     std::unique_lock lock(mutex_);
-    if (number != wanted_) {  // after a seek; slots of other numbers are stale and will be overwritten
+    if (number != wanted_) {  // after a seek: the batches in the slots are not wanted any more
       wanted_ = taken_ = first_ = number;
       for (Slot& slot : slots_) slot = {};
       room_.notify_all();
@@ -175,7 +175,7 @@ class DataLoader::Workers {
   }
 
   void work() {
-    const OneThread alone;  // workers run side by side, and beside the training
+    const OneThread alone;  // workers run in parallel with each other and with training
     std::unique_lock lock(mutex_);
     for (;;) {
       room_.wait(lock, [&] { return stop_ || is_awaited(taken_); });
@@ -189,7 +189,7 @@ class DataLoader::Workers {
         filled.error = std::current_exception();
       }
       lock.lock();
-      // A seek may have moved on while this was loading, even to a range that holds the same number again.
+      // The consumer may have called seek() during load(), even to a range that contains this number again.
       if (!is_awaited(number)) continue;
       if (Slot& slot = slot_of(number); !slot.ready) {
         slot = std::move(filled);
@@ -199,11 +199,11 @@ class DataLoader::Workers {
   }
 
   const DataLoader& loader_;
-  std::mutex mutex_;                      // guards what follows, but for the threads
-  std::condition_variable room_, ready_;  // a worker may take a number; a slot was filled
+  std::mutex mutex_;                      // guards the members below, except threads_
+  std::condition_variable room_, ready_;  // signals: a worker may take a number; a slot was filled
   std::vector<Slot> slots_;
   const int64_t step_;
-  int64_t first_;   // the number that the consumer began with, after the last seek
+  int64_t first_;   // the number with which the consumer began after the last seek
   int64_t taken_;   // the next number for a worker
   int64_t wanted_;  // the next number for the consumer
   bool stop_ = false;

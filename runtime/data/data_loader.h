@@ -2,17 +2,17 @@
 //
 //   data::DataLoader loader(dataset, {.batch_size = 32, .shuffle = true, .seed = 1, .num_workers = 2});
 //   for (int epoch = 0; epoch < 10; ++epoch)
-//     while (auto batch = loader.next()) train((*batch)[0], (*batch)[1]);   // nothing: the epoch has ended
+//     while (auto batch = loader.next()) train((*batch)[0], (*batch)[1]);   // nullopt ends the epoch
 //
-// Batches are in host memory. DeviceBatches (device_batches.h) puts them on a device, a batch ahead.
+// Batches are in host memory. DeviceBatches (device_batches.h) copies them to a device, one batch ahead.
 // The order is a function of (seed, epoch): the same for any number of workers, and after seek(position()).
-// Batch b of item tensors of shape (...) is one tensor of shape (B, ...).
-// Each item gets a Generator of its own, seeded by (seed, epoch, index), from which a dataset draws its augmentations
-// (Dataset::get(index, generator)): the same for any number of workers, and after seek(position()).
-// Threads: started by the first next(), joined by the destructor, which waits for at most one get() per worker. next(),
-// seek() and position() belong to one thread. What a worker computes in get() runs on that one thread (parallel.h).
-// Numbers that get() draws from the default generator are those of the worker's thread: they depend on which worker
-// prepares the item, and do not come back after a resume.
+// Item tensors of shape (...) become a batch tensor of shape (B, ...).
+// Each item gets its own Generator, seeded by (seed, epoch, index), from which a dataset draws its augmentations
+// (Dataset::get(index, generator)): the same numbers for any number of workers, and after seek(position()).
+// Threads: the first next() starts them, the destructor joins them and waits for at most one get() per worker. Call
+// next(), seek() and position() from one thread. Ops in get() use only the worker's own thread (OneThread, parallel.h).
+// Do not draw from the default generator in get(): it is that of the worker's thread, so the numbers depend on which
+// worker prepares the item, and a resumed run does not repeat them.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,14 @@
 #pragma GCC visibility push(default)
 namespace rondo::data {
 
-// A random permutation of [0, n) in constant memory: a Feistel network on the smallest even number of bits, walked
-// until it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), with Philox rounds.
+// A random permutation of [0, n) in constant memory: a Feistel network on the smallest even number of bits that holds
+// n, with Philox as its round function. It is applied again until the result is in [0, n): "cycle walking" (Black and
+// Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
 class Permutation {
  public:
   // Throws Error unless n is positive.
   Permutation(int64_t n, uint64_t seed, uint64_t epoch);
-  // Returns the position in [0, n) to which position i goes. Throws Error if i is not in [0, n).
+  // Returns the image of i, which is in [0, n). Throws Error if i is not in [0, n).
   int64_t operator()(int64_t i) const;
 
  private:
@@ -56,8 +57,8 @@ class DataLoader : public BatchSource {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // Rethrows what the dataset threw for this batch (the batch is then skipped) and throws Error where items do not
-  // stack. After OutOfMemoryError the next call tries the same batch again.
+  // Rethrows an exception of the dataset for this batch; the batch is then skipped. Throws Error if the items differ in
+  // shape or dtype. After OutOfMemoryError the next call tries the same batch again.
   std::optional<Batch> next() override;
   Position position() const override { return position_; }
   void seek(Position position) override;
@@ -74,7 +75,7 @@ class DataLoader : public BatchSource {
   const int64_t batches_;
   Position position_;
   int64_t step_ = 1;                  // the consumer takes every step_-th batch
-  std::unique_ptr<Workers> workers_;  // null: not started
+  std::unique_ptr<Workers> workers_;  // null before the start
 };
 
 // Stacks tensors of equal shape and dtype: (...) to (B, ...). Copies bytes, outside autograd and any recording.

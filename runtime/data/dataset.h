@@ -1,4 +1,4 @@
-// A Dataset is anything with a length and an item per index.
+// Dataset: the interface of data with a length and one item for each index.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 #pragma GCC visibility push(default)
 namespace rondo::data {
 
-// Override one of the two get(); `using Dataset::get;` keeps the other one in sight. Item `index` of [0, size()) is one
-// or more tensors, of the same count, shapes and dtypes for every index if items are to be batched. Called from several
-// threads at once when a DataLoader has workers.
+// Override one of the two get(); `using Dataset::get;` keeps the other one visible. An item, with index in [0, size()),
+// is one or more tensors. To be batched, all items must have the same number of tensors with the same shapes and
+// dtypes. The workers of a DataLoader call get() from several threads at once.
 class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;
-  // An item that depends on `index` alone.
+  // An item that depends only on `index`.
   virtual std::vector<Tensor> get(int64_t index) const;
-  // An item that draws random numbers, such as a crop: from `random` alone. A DataLoader passes a generator that is
-  // seeded by its own seed, the epoch and the index, so that an item differs from epoch to epoch and is the same for
-  // any number of workers and after resume. Default: get(index).
+  // An item with random parts, such as a crop. It must draw only from `random`, which a DataLoader seeds by its own
+  // seed, the epoch and the index. So an item differs from epoch to epoch, and is the same for any number of workers
+  // and after a resume. Default: get(index).
   virtual std::vector<Tensor> get(int64_t index, Generator& random) const;
 };
 

@@ -11,10 +11,10 @@
 namespace rondo::data {
 namespace {
 
-// Keeps what a source draws apart from what a step draws with the same seed.
+// Makes the numbers that a source draws independent of those that a step draws with the same seed.
 constexpr uint64_t kReadKey = 0x7265616400000000u;
 
-// In this scope the default generator has the state of another one, which goes on behind the numbers that are drawn.
+// In this scope the default generator has the state of `other`. At the end, `other` gets the advanced state.
 class DrawFrom {
  public:
   explicit DrawFrom(Generator& other)
@@ -46,7 +46,7 @@ DeviceBatches::DeviceBatches(BatchSource& source, Device device, DeviceBatchesOp
 DeviceBatches::~DeviceBatches() {
   try {
     if (!queue_.empty()) source_.seek(queue_.front().before);
-  } catch (...) {  // it was there: only a source that breaks its contract throws
+  } catch (...) {  // the source was at this position before, so a correct source does not throw
   }
   drop();
 }
@@ -56,15 +56,15 @@ BatchSource::Position DeviceBatches::position() const {
 }
 
 void DeviceBatches::seek(Position position) {
-  source_.seek(position);  // throws for a bad position, and nothing has changed then
+  source_.seek(position);  // throws for a bad position, before anything has changed
   drop();
 }
 
-// A copy that has started writes into memory that is freed here, so it is joined first.
+// Joins first, because a copy that has started writes into memory that is freed here.
 void DeviceBatches::drop_front() noexcept {
   try {
     if (StagingSlot* const slot = std::exchange(queue_.front().slot, nullptr)) copies_->join(*slot);
-  } catch (...) {  // the device is lost: nothing runs there any more
+  } catch (...) {  // the device is lost, so no copy runs any more
   }
   queue_.pop_front();
 }
@@ -85,7 +85,8 @@ void DeviceBatches::read() {
   queue_.push_back(std::move(entry));
 }
 
-// Reads one more entry, if that may be done ahead. Two ends in a row: the source holds no batch.
+// Reads one more entry if it may be read ahead, else returns false. Two epoch ends in a row mean that the source has no
+// batch at all.
 bool DeviceBatches::extend() {
   if (!queue_.empty()) {
     const Entry& last = queue_.back();
@@ -107,14 +108,14 @@ void DeviceBatches::start(Entry& entry) {
   entry.is_started = true;
 }
 
-// Starts the copy of the batch behind the first one.
+// Starts the copy of the batch after the first one.
 void DeviceBatches::start_following() {
   for (size_t i = 1; i < queue_.size() || extend(); ++i) {
     if (queue_[i].error != nullptr) return;
     if (!queue_[i].host) continue;
     try {
       start(queue_[i]);
-    } catch (...) {  // its own next() tries again
+    } catch (...) {  // the next() that returns this batch tries again
     }
     return;
   }
@@ -156,7 +157,7 @@ std::optional<Batch> DeviceBatches::next() {
     }
     if (queue_.front().host) out = moved(queue_.front());
     if (queue_.front().slot != nullptr) copies_->join(*std::exchange(queue_.front().slot, nullptr));
-  } catch (const OutOfMemoryError&) {  // the entry is left: the next call tries again
+  } catch (const OutOfMemoryError&) {  // the entry stays, so the next call tries again
     throw;
   } catch (...) {  // the batch is skipped, as after an error of the source
     drop_front();
@@ -183,10 +184,10 @@ void DeviceBatches::read_ahead(int64_t batches) {
     Entry& entry = queue_[i];
     if (entry.error != nullptr) return;
     if (!entry.host || ++found > 2) continue;
-    // The coming next() starts the copies of two batches at most.
+    // Stages only two batches: next() starts the copies of at most two.
     try {
       if (!entry.is_started) stage(entry, /*may_wait=*/false);
-    } catch (...) {  // its own next() tries again
+    } catch (...) {  // the next() that returns this batch tries again
     }
   }
 }

@@ -1,5 +1,5 @@
-// DeviceBatches: the batches of a source, on a device. The next batch is copied while the device computes with this
-// one: through page-locked memory and on the copy stream, so neither the host nor a step waits for a copy.
+// DeviceBatches: copies the batches of a source to a device. The next batch is copied while the device computes with
+// the current one, through page-locked memory and on the copy stream: neither the host nor a step waits for a copy.
 //
 //   data::DataLoader loader(dataset, {.batch_size = 32, .shuffle = true, .num_workers = 2});
 //   data::DeviceBatches batches(loader, device);
@@ -8,24 +8,23 @@
 //     batches.read_ahead();              // optional: reads while the device computes, before the host waits for it
 //   }
 //
-// next() returns batch k, and starts the copy of batch k + 1. If the source has not been asked for batch k + 1 yet, it
-// is read now; read_ahead() does that earlier. Slow sources read in threads of their own:
-// DataLoaderOptions::num_workers.
+// next() returns batch k and starts the copy of batch k + 1. It reads batch k + 1 from the source unless read_ahead()
+// has read it before. A slow source should read in its own threads: DataLoaderOptions::num_workers.
 //
-// Position: position() is that of the next batch that next() returns. A batch that was read ahead and not returned does
-// not count; the destructor takes the source back. Until then the source's own position is ahead, and it must not be
-// read by anybody else, unless they seek back to where it was.
-// Errors: what the source throws for a batch is thrown by the next() that would return it, which skips the batch if the
-// source does. A copy ahead that finds no memory is tried again by that next(), which throws OutOfMemoryError. Then the
-// batch stays: the next call tries again. A batch that cannot be moved (a tensor is undefined, the device is lost) is
-// skipped; the Error names the batch and the tensor.
-// Memory: two batches on the device at most, the one in use included, and StagedCopies::kSlots in page-locked memory.
-// Tensors of a batch that are on the device already are passed on; those that require gradients or are on another
-// device move with Tensor::to() when their batch is returned. Random numbers: numbers that a source draws from the
-// default generator when it is read ahead come from a stream of their own, so that reading ahead changes nothing that a
-// step draws. A device with host memory (the CPU): nothing is copied and nothing is read ahead.
+// Position: position() is the position of the batch that next() will return; batches that are only read ahead do not
+// count. The source's own position is ahead of it, so nobody else may read from the source meanwhile, unless they seek
+// back afterwards. The destructor seeks the source back to position().
+// Errors: if the source throws for a batch, the next() that would return this batch rethrows, and skips the batch if
+// the source does. If a copy ahead runs out of memory, that next() tries it again; if it then throws OutOfMemoryError,
+// the batch stays, and the following call tries again. A batch that cannot be moved (a tensor is undefined, the device
+// is lost) is skipped; the Error names the batch and the tensor.
+// Memory: at most two batches on the device, including the one in use, and StagedCopies::kSlots batches in page-locked
+// memory. Tensors that are on the device already are passed on. Tensors that require grad or are on another device move
+// with Tensor::to() when their batch is returned. Random numbers: while the source reads ahead, the default generator
+// has a separate stream, so reading ahead does not change the numbers that a step draws. On a device with host memory
+// (the CPU) nothing is copied and nothing is read ahead.
 //
-// Ownership: keeps a reference to the source, which must outlive it; the device must stay until it is destroyed.
+// Ownership: this object keeps a reference to the source, which must outlive it. The device must exist as long, too.
 // Thread safety: one thread at a time. It starts no thread.
 #pragma once
 
@@ -46,7 +45,7 @@ class StagedCopies;
 struct StagingSlot;
 
 struct DeviceBatchesOptions {
-  // Reads the first batch of the next epoch ahead, too: for training that goes on behind the end of an epoch.
+  // Also reads the first batch of the next epoch ahead: for training that continues after the end of an epoch.
   bool across_epochs = false;
 };
 
@@ -64,12 +63,12 @@ class DeviceBatches : public BatchSource {
   int64_t size() const override { return source_.size(); }
   uint64_t fingerprint() const override { return source_.fingerprint(); }
 
-  // What the i-th next() from now on returns (0: the coming one), as the source gave it: in host memory. Nothing at the
-  // end of an epoch. Reads so far ahead, over ends of epochs, too. Throws what the source threw for it. The reference
-  // is valid until next() or seek().
+  // The batch that the i-th call of next() from now on returns (0: the next call), in host memory as the source gave
+  // it; nullopt at the end of an epoch. Reads that far ahead, also past the end of an epoch. Throws the source's
+  // exception for this batch. The reference is valid until next() or seek().
   const std::optional<Batch>& peek(int64_t i = 0);
-  // Reads the next batches now, as many as are named, and writes the first ones into page-locked memory. Stops at an
-  // error, and at the end of the epoch unless `across_epochs`. The CPU: does nothing.
+  // Reads the next `batches` batches now, and writes the first two into page-locked memory. Stops at an error, and at
+  // the end of the epoch unless `across_epochs`. Does nothing on the CPU.
   void read_ahead(int64_t batches = 2);
 
  private:
@@ -80,7 +79,7 @@ class DeviceBatches : public BatchSource {
     std::exception_ptr error = nullptr;
     StagingSlot* slot = nullptr;  // null: not staged
     bool is_started = false;      // the copies are enqueued
-    Batch there = {};             // on the device; undefined where a tensor does not go through staging
+    Batch there = {};             // tensors on the device; undefined for tensors that do not go through staging
     bool is_end() const { return !host && error == nullptr; }
   };
   void read();
@@ -96,8 +95,8 @@ class DeviceBatches : public BatchSource {
   const Device device_;
   const DeviceBatchesOptions options_;
   std::unique_ptr<StagedCopies> copies_;  // null: the device has host memory
-  std::deque<Entry> queue_;               // read and not returned
-  Generator draws_;                       // of a source that is read ahead
+  std::deque<Entry> queue_;               // entries that are read but not returned
+  Generator draws_;                       // stands for the default generator while the source is read
 };
 
 }  // namespace rondo::data

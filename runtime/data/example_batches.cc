@@ -15,7 +15,7 @@
 namespace rondo::data {
 namespace {
 
-// Keeps the order of batches apart from the order of examples.
+// A key that makes the order of batches independent of the order of examples.
 constexpr uint64_t kBatchKey = 0x6261746368657300u;
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -23,19 +23,20 @@ int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mult
 }  // namespace
 
 std::vector<int64_t> choose_sizes(std::span<const int64_t> lengths, int64_t count, int64_t multiple, int64_t largest) {
-  // So many candidates that all pairs of them are tried in no time.
+  // Few enough candidates that trying all pairs is fast.
   constexpr int64_t kCandidates = 512;
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   while (longest / multiple > kCandidates) multiple *= 2;
   std::map<int64_t, int64_t> counts;  // by size
   for (const int64_t length : lengths) ++counts[std::min(round_up(length, multiple), largest)];
-  std::vector<int64_t> sizes, below = {0};  // below[i]: lengths in the first i sizes
+  std::vector<int64_t> sizes, below = {0};  // below[i]: how many lengths fall into the first i sizes
   for (const auto& [size, n] : counts) {
     sizes.push_back(size);
     below.push_back(below.back() + n);
   }
   const size_t m = sizes.size(), most = std::min(static_cast<size_t>(count), m);
-  // best[j]: the fewest columns for the lengths in the first j sizes, the last of them chosen; one more choice a round.
+  // best[j]: the fewest columns in total for the lengths in the first j sizes, if size j - 1 is chosen. Each round
+  // allows one more chosen size.
   std::vector<int64_t> best(m + 1, std::numeric_limits<int64_t>::max());
   best[0] = 0;
   std::vector<std::vector<size_t>> from(most, std::vector<size_t>(m + 1, 0));
@@ -156,7 +157,7 @@ const ExampleBatches::Plan& ExampleBatches::plan() const {
   return plan_;
 }
 
-// Cuts the batches of order_rows_ into parts, or joins several. Rows of all batches stand one behind the other.
+// Cuts the batches of order_rows_ rows into parts, or joins several. The rows of successive batches are adjacent.
 void ExampleBatches::cut(Plan& plan) const {
   const int64_t rows = options_.batch_size;
   std::vector<PlannedBatch> batches;
@@ -180,7 +181,7 @@ void ExampleBatches::plan_grouped(Plan& plan) const {
   std::vector<std::vector<int64_t>> of_size(sizes_.size());
   for (const int64_t index : shuffled(static_cast<uint64_t>(plan.epoch)))
     of_size[size_index(examples_->columns(index))].push_back(index);
-  // The number of batches of each size depends on the counts alone, so every epoch has the same.
+  // The number of batches of each size depends only on how many examples it has, so it is the same in every epoch.
   std::vector<std::vector<int64_t>> groups;
   std::vector<int64_t> columns, left;
   for (size_t s = 0; s < sizes_.size(); ++s) {
@@ -222,7 +223,7 @@ void ExampleBatches::plan_in_order(Plan& plan) const {
   const auto n = static_cast<int64_t>(plan.order.size());
   plan.row_begins.resize(plan.order.size() + 1);
   std::iota(plan.row_begins.begin(), plan.row_begins.end(), 0);
-  // A token budget is for the largest size: the rows of a batch must not depend on the shuffle.
+  // max_tokens is applied to the largest size, so that the rows of a batch do not depend on the shuffle.
   const int64_t rows = rows_of(sizes_.back());
   for (int64_t begin = 0; begin < n; begin += rows) {
     const int64_t end = std::min(begin + rows, n);
@@ -245,7 +246,7 @@ void ExampleBatches::pack_rows() {
 }
 
 void ExampleBatches::plan_packed(Plan& plan) const {
-  // Examples of each length in a random order, which the rows take one by one.
+  // The examples of each length in random order. Rows take them one by one.
   std::map<int64_t, std::vector<int64_t>> of_length;
   for (const int64_t index : shuffled(static_cast<uint64_t>(plan.epoch)))
     of_length[examples_->columns(index)].push_back(index);
@@ -303,7 +304,7 @@ Batch ExampleBatches::load(const PlannedBatch& batch, const Plan& plan) const {
       if (options_.pack) std::iota(positions_row + column, positions_row + column + n, 0);
       column += n;
     }
-    // Padding is a sequence of its own.
+    // The padding counts as one more sequence.
     if (options_.pack) std::iota(positions_row + column, positions_row + T, 0);
   }
   if (options_.pack) return {x, y, positions};

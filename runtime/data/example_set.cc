@@ -13,7 +13,7 @@ namespace rondo::data {
 DataError::DataError(std::string path, int64_t line, std::string_view reason)
     : FileError(std::move(path), absl::StrCat("line ", line, ": ", std::string(reason))), line_(line) {}
 
-// Calls f(i, id, target, second) for the tokens from begin to end, i from 0.
+// Calls f(i, id, target, second) for the tokens [begin, end); i counts from 0.
 template <class F> void ExampleSet::for_tokens(int64_t begin, int64_t end, F&& f) const {
   for (int64_t i = begin; i < end;) {
     const Block& block = blocks_[at(i / kBlock)];

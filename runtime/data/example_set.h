@@ -4,9 +4,9 @@
 //       data::read_chats("chats.jsonl", tokenizer, data::ChatTemplate::named("chatml"), {.max_length = 512}));
 //   data::ExampleBatches batches(chats, {.batch_size = 8});      // example_batches.h
 //
-// An example of a language model has L tokens. The model reads the first L - 1 of them, its `columns`, and predicts the
-// last L - 1. Tokens whose target flag is set carry loss. The first token is never a target. A labelled example (for a
-// classifier) is read whole: it has L columns.
+// An example of a language model has L tokens. The model reads the first L - 1 of them, the `columns`, and predicts the
+// last L - 1. Tokens whose target flag is set carry loss. The first token is never a target. Of a labelled example (for
+// a classifier) the model reads all tokens: it has L columns.
 //
 // Memory: 2 bytes for each token while ids fit in 16 bits (else 4), plus one bit for each flag.
 // Thread safety: immutable once it is filled; then everything may be called from several threads.
@@ -36,42 +36,42 @@ class DataError : public FileError {
 // The meaning of a label.
 enum class LabelKind {
   kClass,    // one class
-  kClasses,  // any number of classes
-  kNumbers,  // numbers, for a regression
+  kClasses,  // a set of classes (multi-label classification)
+  kNumbers,  // numbers (regression)
 };
 
 struct Example {
   std::vector<int32_t> ids = {};
   std::vector<bool> targets = {};  // one per token; empty for a labelled example
-  std::vector<bool> second = {};   // one per token: it belongs to the second text of a pair; empty: none does
-  int64_t label = -1;              // from 0 for an example of one class
-  std::optional<std::vector<int64_t>> classes = std::nullopt;  // from 0 each; an example of any number of classes
-  std::vector<float> numbers = {};                             // finite; an example of a regression
+  std::vector<bool> second = {};   // one per token: true in the second text of a pair; empty if there is no pair
+  int64_t label = -1;              // kClass: the class, from 0
+  std::optional<std::vector<int64_t>> classes = std::nullopt;  // kClasses: the classes, each from 0
+  std::vector<float> numbers = {};                             // kNumbers: finite numbers
 };
 
 // Counts from reading examples.
 struct ExampleReport {
-  int64_t examples = 0;   // kept
-  int64_t tokens = 0;     // of these
-  int64_t targets = 0;    // tokens of these that carry loss
+  int64_t examples = 0;   // examples in the set
+  int64_t tokens = 0;     // their tokens
+  int64_t targets = 0;    // their tokens that carry loss
   int64_t longest = 0;    // columns of the longest one
-  int64_t truncated = 0;  // examples that lost tokens to max_length; a text that was cut into several is none
-  int64_t dropped = 0;    // left out: too long, or without a target (which truncation may have cut off)
+  int64_t truncated = 0;  // examples that lost tokens to max_length; texts that were split do not count
+  int64_t dropped = 0;    // examples left out: too long, or without a target (perhaps because of truncation)
 };
 
 class ExampleSet {
  public:
   int64_t size() const { return static_cast<int64_t>(begins_.size()) - 1; }
-  // Labelled examples and others never stand in one set.
+  // True if the examples have labels. All examples of a set do, or none.
   bool labelled() const { return labelled_; }
   const ExampleReport& report() const { return report_; }
   // Labelled sets only.
   LabelKind label_kind() const { return kind_; }
-  // How many numbers a label of kClasses or kNumbers has: one for each class, or as many as each example has.
+  // How many numbers copy_label() writes: kClasses: the number of classes; kNumbers: the numbers of each example.
   int64_t label_width() const;
   // Names of the labels, by number; empty unless the set is labelled.
   const std::vector<std::string>& label_names() const { return label_names_; }
-  // A hash of all ids, flags and labels in their order: whether a resumed run reads the same data.
+  // A hash of all ids, flags and labels in their order. A resumed run checks with it that it reads the same data.
   uint64_t fingerprint() const;
 
   // The length of one example. REQUIRES: 0 <= index < size().
@@ -81,31 +81,31 @@ class ExampleSet {
   // Writes label_width() numbers to y. kClasses: 1 for the classes of the example, 0 for the others.
   void copy_label(int64_t index, float* y) const;
   Example example(int64_t index) const;
-  // x[c] = the id of column c, for all columns.
+  // x[c] = the id in column c, for all columns.
   void copy_columns(int64_t index, int64_t* x) const;
-  // y[c] = the id that follows column c if it is a target, else kIgnoreIndex (token_data.h).
+  // y[c] = the id after column c if that token is a target, else kIgnoreIndex (token_data.h).
   void copy_targets(int64_t index, int64_t* y) const;
-  // segments[c] = 1 in the second text of a pair, else 0.
+  // segments[c] = 1 if column c is in the second text of a pair, else 0.
   void copy_segments(int64_t index, int64_t* segments) const;
-  // True if some example is a pair of texts with two kinds of segments.
+  // True if some example has tokens of a second text.
   bool has_pairs() const { return has_pairs_; }
 
-  // Adds one example. Throws Error if it is empty, if flags do not match ids, if an id is negative, if it has no
-  // target, if examples of several kinds are mixed, or if they have several counts of numbers.
+  // Adds one example. Throws Error if it is empty, if the number of flags is not that of ids, if an id is negative, if
+  // it has no target, or if its kind of label or its count of numbers differs from that of the other examples.
   void add(const Example& example);
   void set_label_names(std::vector<std::string> names) { label_names_ = std::move(names); }
-  // Renumbers: label i becomes order[i].
+  // Renumbers the labels: label i becomes order[i].
   void map_labels(std::span<const int64_t> order);
-  // Notes examples that were changed or left out before they came here.
+  // Count examples that the caller has truncated or left out.
   void count_truncated() { ++report_.truncated; }
   void count_dropped() { ++report_.dropped; }
 
  private:
   static constexpr int64_t kBlock = int64_t{1} << 20;  // tokens
-  // A block grows alone, so that no more than one of them is ever copied.
+  // Only the last block grows, so growing copies at most one block.
   struct Block {
     std::vector<uint16_t> narrow;
-    std::vector<uint32_t> wide;  // instead of narrow, once an id needs it
+    std::vector<uint32_t> wide;  // replaces `narrow` as soon as an id needs it
     std::vector<bool> targets, second;
   };
   static size_t at(int64_t index) { return static_cast<size_t>(index); }
@@ -114,9 +114,9 @@ class ExampleSet {
 
   std::vector<Block> blocks_;
   std::vector<int64_t> begins_ = {0};
-  std::vector<int32_t> labels_;              // kClass: of each example; kClasses: of all examples
-  std::vector<int64_t> label_begins_ = {0};  // kClasses
-  std::vector<float> numbers_;               // kNumbers: `width_` of each example
+  std::vector<int32_t> labels_;              // kClass: one for each example; kClasses: those of all examples in a row
+  std::vector<int64_t> label_begins_ = {0};  // kClasses: where the labels of each example begin
+  std::vector<float> numbers_;               // kNumbers: `width_` for each example
   int64_t width_ = 0;
   LabelKind kind_ = LabelKind::kClass;
   std::vector<std::string> label_names_;

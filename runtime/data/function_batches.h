@@ -1,4 +1,4 @@
-// FunctionBatches: batches that a function makes, as a source.
+// FunctionBatches: a BatchSource whose batches a function makes.
 //
 //   const data::TokenDataset windows(tokens, /*block_size=*/64);
 //   data::FunctionBatches batches(steps_of_an_epoch, [&](data::BatchSource::Position at) -> data::Batch {
@@ -6,7 +6,7 @@
 //     return {x, y};
 //   });
 //
-// A batch must be a function of its position: then a run resumes at any of them.
+// A batch must depend only on its position, so that a run can resume at any batch.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -22,11 +22,10 @@ namespace rondo::data {
 class FunctionBatches : public BatchSource {
  public:
   using Make = std::function<Batch(Position)>;
-  // `size` batches in an epoch; kEndless: an epoch that does not end. Throws Error if `size` is negative or there is no
-  // function.
+  // `size`: batches in an epoch; kEndless: the epoch does not end. Throws Error if `size` is negative or `make` empty.
   FunctionBatches(int64_t size, Make make);
 
-  // Rethrows what the function threw; the batch is then skipped.
+  // Rethrows an exception of the function; the batch is then skipped.
   std::optional<Batch> next() override;
   Position position() const override { return position_; }
   void seek(Position position) override;

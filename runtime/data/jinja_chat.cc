@@ -1,9 +1,10 @@
-// ChatEncoder by a Jinja template, and the loss masks of templates that do not say where the model speaks.
+// ChatEncoder with a Jinja template, and loss masks for templates that do not mark the model's text.
 //
-// Note [Masks without generation blocks]: message i of the assistant is what stands between P, the prompt that asks for
-// it (messages before i, with add_generation_prompt), and F, the conversation up to and with it. That is exact if P
-// begins F, F begins the whole conversation, and the ids of P begin the whole conversation's ids. Each is checked;
-// where one does not hold, no mask is right, and the conversation is an Error.
+// Note [Masks without generation blocks]: let P be the prompt for message i of the assistant (the messages before i,
+// with add_generation_prompt), and F the conversation up to and including message i. The text of message i is F without
+// the prefix P. This is exact if P is a prefix of F, F is a prefix of the whole conversation, and the ids of P are a
+// prefix of the whole conversation's ids. All three are checked; if one does not hold, no mask is exact, and the
+// conversation is an Error.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -61,7 +62,7 @@ struct ChatEncoder::Jinja : ChatEncoder::Impl {
     return renderer.encode(conversation, count, for_generation, true);
   }
 
-  // Flags what message i says. See Note [Masks without generation blocks].
+  // Sets the target flags of message i. See Note [Masks without generation blocks].
   void mark(const text::Conversation& conversation, size_t i, const Chat& whole, Example& out) const {
     if (i == 0) refuse(i, "nothing stands before it that asks for it");
     const Chat before = encode(conversation, i, true);
@@ -74,7 +75,8 @@ struct ChatEncoder::Jinja : ChatEncoder::Impl {
     if (whole.ids.size() < first || !std::equal(before.ids.begin(), before.ids.end(), whole.ids.begin()))
       refuse(i, "its first words share a token with the text before them (white space at its start?)");
     const int64_t end = text::jinja::count_points(with);
-    // Up to the last marker of the message, behind which only white space may stand; all of it without a marker.
+    // Loss ends with the last marker of the message, after which only white space may follow. Without a marker, the
+    // whole message carries loss.
     size_t last = first, marker = out.ids.size();
     bool special = false;
     for (; last < whole.ids.size() && whole.offsets[last].end <= end; ++last)
@@ -93,7 +95,7 @@ struct ChatEncoder::Jinja : ChatEncoder::Impl {
               out.targets.begin() + static_cast<std::ptrdiff_t>(last), true);
   }
 
-  // The token that ends what the model says, from a conversation that any template should take.
+  // Finds the token that ends the model's text, from a conversation that every template should accept.
   void find_end() {
     Example sample;
     try {
@@ -101,7 +103,7 @@ struct ChatEncoder::Jinja : ChatEncoder::Impl {
     } catch (const OutOfMemoryError&) {
       throw;
     } catch (const Error&) {
-      return;  // one that only runs with other messages: the tokenizer's end-of-text token has to do
+      return;  // the template rejects this conversation: there is no end_token
     }
     for (size_t i = sample.ids.size(); i > 0; --i)
       if (sample.targets[i - 1]) {

@@ -14,7 +14,7 @@ void LineReader::check_length(uint64_t bytes) const {
 }
 
 bool LineReader::next(std::string_view& line) {
-  size_t searched = 0;  // bytes behind at_ that hold no line feed
+  size_t searched = 0;  // bytes from at_ on that contain no line feed
   size_t end = std::string::npos;
   for (;;) {
     end = buffer_.find('\n', at_ + searched);

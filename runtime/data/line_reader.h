@@ -1,4 +1,4 @@
-// The lines of a file, one after the other, in bounded memory.
+// LineReader: reads the lines of a file in bounded memory.
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -13,15 +13,15 @@ namespace rondo::data {
 
 class LineReader {
  public:
-  // `longest`: bytes that a line may have. Throws FileError.
+  // `longest`: the largest number of bytes in a line. Throws FileError.
   explicit LineReader(const std::string& path, uint64_t longest = kLongestLine) : file_(path), longest_(longest) {}
 
-  // The next line, without its end. Valid until the next call. False at the end of the file. A byte order mark at the
-  // file's beginning is left out. Throws DataError for invalid UTF-8 and for a line that is too long.
+  // Sets `line` to the next line without its line feed, valid until the next call. Returns false at the end of the
+  // file. Skips a byte order mark at the file's beginning. Throws DataError for invalid UTF-8 and for too long lines.
   bool next(std::string_view& line);
-  // From 1; of the line that next() returned last.
+  // The number of the line that next() returned last, from 1.
   int64_t number() const { return number_; }
-  // That line ended with a line feed: false only for the last one of a file.
+  // True if that line ended with a line feed; false only for the last line of a file.
   bool ended() const { return ended_; }
   const std::string& path() const { return file_.path(); }
 
@@ -34,13 +34,13 @@ class LineReader {
   io::OpenFile file_;
   const uint64_t longest_;
   std::string buffer_;
-  size_t at_ = 0;      // in the buffer
-  uint64_t read_ = 0;  // bytes of the file that are in the buffer, or were
+  size_t at_ = 0;      // position in the buffer
+  uint64_t read_ = 0;  // bytes of the file that were read into the buffer so far
   int64_t number_ = 0;
   bool ended_ = false;
 };
 
-// Leaves out a carriage return at the end.
+// Removes a carriage return at the end.
 inline std::string_view without_return(std::string_view line) {
   return line.ends_with('\r') ? line.substr(0, line.size() - 1) : line;
 }

@@ -1,7 +1,7 @@
-// mask_tokens: what a masked language model learns from (Devlin et al., "BERT: pre-training of deep bidirectional
-// transformers", 2019). Some tokens are chosen, most of them are hidden, and the model says what they were.
+// mask_tokens: inputs and targets of a masked language model (Devlin et al., "BERT: pre-training of deep bidirectional
+// transformers", 2019). Random tokens are chosen, most of them are hidden, and the model predicts the chosen ones.
 //
-//   // A DataLoader gives `random`: other tokens in each epoch, and the same ones after a resume.
+//   // A DataLoader passes `random`: the choice differs in each epoch, and is the same after a resume.
 //   std::vector<Tensor> get(int64_t i, Generator& random) const override {
 //     const auto [ids, targets] = data::mask_tokens(texts[i], real[i], {.mask_id = 103, .vocab_size = 30522}, random);
 //     return {ids, real[i], targets};
@@ -21,19 +21,19 @@ namespace rondo::data {
 struct MaskTokensOptions {
   int64_t mask_id = 0;                    // the token that hides others: "[MASK]"
   int64_t vocab_size = 0;                 // random tokens are below this
-  double probability = 0.15;              // of each token to be chosen
-  double hidden = 0.8, random = 0.1;      // shares of the chosen ones: mask_id, any token; the others stay as they are
+  double probability = 0.15;              // with which each token is chosen
+  double hidden = 0.8, random = 0.1;      // shares of the chosen ones: become mask_id, a random token; the rest stays
   std::vector<int64_t> special_ids = {};  // never chosen: "[CLS]", "[SEP]"
 };
 
 struct MaskedTokens {
-  Tensor ids;      // i64: what the model sees
-  Tensor targets;  // i64: the token where one was chosen, -100 elsewhere
+  Tensor ids;      // i64: the input of the model
+  Tensor targets;  // i64: the original token at chosen positions, -100 elsewhere
 };
-// ids: i64 or i32 of any shape. mask: bool of that shape, true = a real token; undefined: all are. Padding is never
-// chosen. The results are in host memory, and a function of the operands and of the generator, which gives three
-// tensors. Throws Error for other operands, for shares that are no probabilities, or that exceed 1 together, and for a
-// mask_id outside of the vocabulary.
+// ids: i64 or i32 of any shape. mask: bool of that shape, true for real tokens, false for padding, which is never
+// chosen; undefined: all tokens are real. The results are in host memory and depend only on the operands and the
+// generator, from which three tensors are drawn. Throws Error for other operands, for shares that are not probabilities
+// or sum to more than 1, and for a mask_id outside of the vocabulary.
 MaskedTokens mask_tokens(const Tensor& ids, const Tensor& mask, const MaskTokensOptions& options, Generator& random);
 
 }  // namespace rondo::data

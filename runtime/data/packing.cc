@@ -9,7 +9,7 @@ namespace rondo::data {
 std::vector<std::vector<int64_t>> pack_best_fit(std::vector<int64_t> lengths, int64_t columns) {
   std::sort(lengths.begin(), lengths.end(), std::greater<>());
   std::vector<std::vector<int64_t>> rows;
-  std::map<int64_t, std::vector<size_t>> open;  // rows by their free columns
+  std::map<int64_t, std::vector<size_t>> open;  // rows that are not full, by the number of their free columns
   for (const int64_t length : lengths) {
     const auto best = open.lower_bound(length);
     size_t row = rows.size();

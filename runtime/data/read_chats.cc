@@ -1,4 +1,4 @@
-// read_chats: conversations, by a plain template or the model's Jinja.
+// read_chats: reads conversations with a ChatTemplate or a Jinja template.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

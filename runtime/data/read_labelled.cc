@@ -1,4 +1,4 @@
-// read_labelled: texts with a class.
+// read_labelled: reads texts with labels.
 #include <algorithm>
 #include <atomic>
 #include <charconv>
@@ -21,7 +21,7 @@ std::optional<int64_t> integer_of(std::string_view text) {
   return value;
 }
 
-// Numbers of names: those of a list, or of the file, in the order in which threads meet them.
+// Numbers the label names: those of a given list, or those of the file in the order in which the threads see them.
 class Labels {
  public:
   explicit Labels(const std::vector<std::string>& given) : fixed_(!given.empty()) {
@@ -42,7 +42,7 @@ class Labels {
     throw Error(absl::StrCat("the label ", io::shown(name), " is none of ", known.substr(0, 200)));
   }
 
-  // Names in their final order.
+  // Sorts names that come from the file, and renumbers the labels of `set`.
   void settle(ExampleSet& set) const {
     std::vector<std::string> names(numbers_.size());
     for (const auto& [name, number] : numbers_) names[static_cast<size_t>(number)] = name;
@@ -70,11 +70,11 @@ class Labels {
 };
 
 struct LabelledText {
-  std::optional<std::vector<std::string>> labels{};  // one, unless label_kind allows others
+  std::optional<std::vector<std::string>> labels{};  // exactly one if label_kind is kClass
   std::optional<std::string> text{}, pair{};
 };
 
-// A string or an integer names a class; a number is one of a regression's.
+// The text of a label: of a class a string or an integer, of a regression a number.
 std::string read_json_label(io::JsonReader& json, const std::string& key, LabelKind kind) {
   const bool numbers = kind == LabelKind::kNumbers;
   if (!numbers && json.peek() == '"') return json.string();
@@ -146,7 +146,7 @@ ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenize
   const LabelKind kind = options.label_kind;
   Labels labels(options.label_names);
   std::mutex mutex;
-  std::atomic<int64_t> numbers = 0;  // of each label
+  std::atomic<int64_t> numbers = 0;  // how many numbers each label has; 0: not known yet
   const auto check_count = [&](int64_t line, int64_t count) {
     int64_t others = 0;
     if (count == 0) throw DataError(path, line, "the label is empty");

@@ -82,10 +82,10 @@ struct Outcome {
   std::exception_ptr error = nullptr;
 };
 
-// Shortens the example as the options say.
+// Truncates or drops the example as the options require.
 void fit(Outcome& out, const ReadOptions& options, const std::string& path, int64_t line) {
   Example& example = out.example;
-  if (example.targets.empty()) {  // read_labelled has shortened it: truncation keeps the last special token
+  if (example.targets.empty()) {  // labelled: read_labelled has truncated it, which keeps the last special token
     out.dropped = example.ids.empty();
     return;
   }
@@ -112,9 +112,9 @@ void fit(Outcome& out, const ReadOptions& options, const std::string& path, int6
 
 void add_lines(const std::string& path, const ReadOptions& options, const TextEncoder& encoder,
                absl::FunctionRef<Example(std::string_view, int64_t)> make, ExampleSet& out) {
-  constexpr size_t kBytes = 1 << 20, kLines = 1 << 12;  // of one batch
+  constexpr size_t kBytes = 1 << 20, kLines = 1 << 12;  // limits of the lines that are encoded in parallel
   constexpr int64_t kGrain = 4;
-  // Encoding an example takes up to 40 bytes for each of its own.
+  // In bytes. Encoding an example takes up to 40 bytes of memory for each byte of its text.
   constexpr uint64_t kLongestExample = 1 << 24;
   LineReader reader(path, kLongestExample);
   std::vector<Line> lines;
@@ -142,7 +142,7 @@ void add_lines(const std::string& path, const ReadOptions& options, const TextEn
             throw;
           } catch (const OutOfMemoryError&) {
             throw;
-          } catch (const Error& error) {  // of the tokenizer or the template
+          } catch (const Error& error) {  // from the tokenizer or the template
             throw DataError(path, number, error.what());
           }
         } catch (...) {

@@ -1,4 +1,4 @@
-// Shared by the readers of read_examples.h: lines that are made into examples on all threads.
+// Code that the readers of read_examples.h share: it converts lines to examples on all threads.
 #pragma once
 
 #include <string>
@@ -12,27 +12,27 @@
 
 namespace rondo::data {
 
-// Reads a line's JSON object: `field` reads the value of a key that it knows, and returns false for others, which are
-// skipped. All errors, those of `field` included, are DataErrors of the line.
+// Reads the JSON object of a line. `field` reads the value of a key that it knows, and returns false for other keys,
+// which are skipped. All errors, also those of `field`, are DataErrors that name the line.
 void read_json_line(const std::string& path, int64_t line, std::string_view text,
                     absl::FunctionRef<bool(io::JsonReader& json, const std::string& key)> field);
-// A field that must be a string.
+// Reads a value that must be a string.
 std::string read_string_field(io::JsonReader& json, const std::string& key);
-// field "text" is missing
+// The message 'field "text" is missing'.
 std::string missing_field(const std::string& name);
 
 // Throws DataError if an id is outside the model's vocabulary, unless options.vocab_size is 0.
 void check_vocabulary(const Ids& ids, const ReadOptions& options, const TextEncoder& encoder, const std::string& path,
                       int64_t line);
 
-// Adds an example for each line that is not blank, in order; make() runs on all threads. Throws FileError if there is
-// none in the end.
+// Adds an example for each line that is not blank, in order. Calls make() on all threads. Throws FileError if `out` is
+// then still empty.
 void add_lines(const std::string& path, const ReadOptions& options, const TextEncoder& encoder,
                absl::FunctionRef<Example(std::string_view text, int64_t line)> make, ExampleSet& out);
 
 // Throws FileError if no example is left.
 void require_examples(const ExampleSet& set, const std::string& path);
-// The ids that a text or prompt begins with.
+// The ids before each text or prompt: ReadOptions::begin_token, or the tokenizer's own.
 Ids opening_of(const ReadOptions& options, const TextEncoder& encoder);
 bool is_json_lines(std::string_view path);
 void check_options(const ReadOptions& options, bool may_split);

@@ -1,4 +1,4 @@
-// read_prompts: a prompt and its completion on each line.
+// read_prompts: reads lines with a prompt and its completion.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/read_lines.h"

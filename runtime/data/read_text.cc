@@ -1,4 +1,4 @@
-// read_text: texts of any length, tokenized in pieces.
+// read_text: reads texts of any length and tokenizes them in pieces.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -11,15 +11,15 @@
 namespace rondo::data {
 namespace {
 
-// Note [Pieces of text]. A long text is cut where a line begins with something other than white space, and each piece
-// is encoded behind the last line of the one before it (Note [Borders]). The pre-tokenizers of byte-level models begin
-// a word there, so the ids are those of the whole text.
-constexpr size_t kPiece = 1 << 16;       // bytes
-constexpr size_t kLongestBefore = 1024;  // bytes of a line that is encoded a second time
+// Note [Pieces of text]. A long text is cut before a line that does not begin with white space. Each piece is encoded
+// as the continuation of the last line before it (Note [Borders]). The pre-tokenizers of byte-level models begin a word
+// at such a line, so the ids equal those of the whole text.
+constexpr size_t kPiece = 1 << 16;       // least number of bytes before a cut
+constexpr size_t kLongestBefore = 1024;  // longest last line, in bytes, that is encoded again before the next piece
 
 struct Piece {
   std::string text, before{};
-  int64_t line = 1;  // where it begins
+  int64_t line = 1;  // the line where it begins
   bool ends_text = false;
 };
 
@@ -71,7 +71,7 @@ class PieceReader {
     pending_ = reader_.ended();
   }
 
-  // The line feed before `next`.
+  // Adds the pending line feed, which is before `next`. May then cut the text.
   void end_line(std::string_view next) {
     if (!pending_) return;
     pending_ = false;
@@ -92,7 +92,8 @@ class PieceReader {
     current_.clear();
     before_.clear();
     if (!ends_text) {
-      // Its last line that is not blank, with the line feeds behind it. "\n" says at least that this text has begun.
+      // The last line that is not blank, with the line feeds after it. If it does not fit, "\n" stands for it, so that
+      // the next piece is not encoded as the beginning of a text.
       const size_t word = piece.text.find_last_not_of(" \t\r\n");
       const size_t feed = word == std::string::npos ? word : piece.text.rfind('\n', word);
       if (feed != std::string::npos) before_ = piece.text.substr(feed + 1);
@@ -105,11 +106,11 @@ class PieceReader {
   const ReadOptions& options_;
   const absl::FunctionRef<void(Piece)> piece_;
   std::string current_, before_;
-  bool pending_ = false;  // a line feed stands behind current_
+  bool pending_ = false;  // a line feed follows current_ in the file and is not added yet
   int64_t line_ = 1;
 };
 
-// Cuts texts into examples while their tokens come in.
+// Collects the tokens of a text, and cuts them into examples on the way.
 class TextExamples {
  public:
   TextExamples(const ReadOptions& options, const std::string& path, Ids opening, int32_t end, ExampleSet& out)
@@ -118,7 +119,7 @@ class TextExamples {
   void add(const Ids& ids) {
     for (const int32_t id : ids) push(id);
   }
-  // `line`: where the last piece of the text begins.
+  // Ends the text. `line`: the line where its last piece begins, for errors.
   void finish(int64_t line) {
     if (end_ >= 0) push(end_);
     if (overflow_ && how_ == TooLong::kError)
@@ -160,7 +161,7 @@ class TextExamples {
   bool overflow_ = false;
 };
 
-// The line of `piece` that has a token outside the vocabulary.
+// The first line of `piece` that has a token outside the vocabulary.
 int64_t line_of_large_id(const Piece& piece, const TextEncoder& encoder, int64_t vocab_size) {
   int64_t line = piece.line;
   for (size_t at = 0; at < piece.text.size(); ++line) {
@@ -184,7 +185,7 @@ ExampleSet read_text(const std::string& path, const io::Tokenizer& tokenizer, co
   ExampleSet out;
   TextExamples examples(options, path, opening_of(options, encoder), end, out);
 
-  constexpr size_t kBytes = 1 << 21;  // of pieces that are encoded side by side
+  constexpr size_t kBytes = 1 << 21;  // total size of the pieces that are encoded in parallel
   std::vector<Piece> pieces;
   std::vector<Ids> encoded;
   size_t bytes = 0;

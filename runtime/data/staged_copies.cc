@@ -12,7 +12,7 @@
 namespace rondo::data {
 namespace {
 
-// Where each tensor of a batch begins in its staging memory.
+// The bytes that a tensor takes in staging memory: the next tensor begins aligned.
 size_t rounded(int64_t bytes) { return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment; }
 
 size_t staged_bytes(const Batch& batch) {
@@ -50,7 +50,7 @@ StagedCopies::~StagedCopies() {
     if (slot.copied != nullptr) {
       try {
         wait(slot.copied);
-      } catch (...) {  // the device is lost: nothing runs there any more
+      } catch (...) {  // the device is lost, so no copy runs any more
       }
       backend_.release(device_.index, slot.copied);
     }
@@ -76,7 +76,7 @@ bool StagedCopies::is_free(StagingSlot& slot) {
 StagingSlot* StagedCopies::free_slot(size_t bytes, bool may_wait) {
   StagingSlot* found = nullptr;
   for (StagingSlot& slot : slots_) {
-    // Memory that is large enough comes first, and memory that is there before memory that is not.
+    // Prefers a slot that is large enough; if none is, a larger one.
     const bool better = found == nullptr || (found->bytes < bytes && slot.bytes > found->bytes);
     if (better && is_free(slot)) found = &slot;
   }
@@ -91,7 +91,7 @@ StagingSlot* StagedCopies::free_slot(size_t bytes, bool may_wait) {
   if (found->data != nullptr) backend_.deallocate_staging(device_.index, found->data, found->bytes);
   found->data = nullptr;
   found->bytes = 0;
-  const size_t size = std::bit_ceil(bytes);  // batches grow and shrink: few allocations
+  const size_t size = std::bit_ceil(bytes);  // rounded up, so that batches of varying size need few allocations
   found->data = static_cast<std::byte*>(backend_.allocate_staging(device_.index, size));
   found->bytes = size;
   return found;
@@ -132,10 +132,10 @@ Batch StagedCopies::start(StagingSlot& slot, const Batch& batch) {
     slot.copied = ScopedEvent(backend_, device_, Stream::kCopy).keep();
     slot.number = ++started_;
   } catch (...) {
-    // Some copies may be on their way into memory that goes back now.
+    // Waits, because enqueued copies may still write into the tensors that are freed now.
     try {
       wait(ScopedEvent(backend_, device_, Stream::kCopy).get());
-    } catch (...) {  // the device is lost: nothing runs there any more
+    } catch (...) {  // the device is lost, so no copy runs any more
     }
     throw;
   }

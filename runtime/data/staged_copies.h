@@ -1,16 +1,17 @@
-// StagedCopies: batches go from host memory to a device on its copy stream, while its compute stream works.
+// StagedCopies: copies batches from host memory to a device on its copy stream, while its compute stream works.
 //
 //   StagedCopies copies(device);
 //   StagingSlot* slot = copies.stage(batch, /*may_wait=*/true);   // writes the bytes into page-locked memory
-//   Batch there = copies.start(*slot, batch);                     // enqueues the copies; nobody waits
-//   copies.join(*slot);                                           // compute work from here on comes after them
+//   Batch there = copies.start(*slot, batch);                     // enqueues the copies without waiting
+//   copies.join(*slot);                                           // later compute work waits for the copies
 //
-// Note [Copies ahead]. Three orders keep a copy right. (1) The copy stream waits for an event of the compute stream
-//   that is recorded after the target was allocated: earlier work may still use that memory (backend.h, Note [Stream
-//   order]). (2) The compute stream waits for an event of the copy stream before the target is used or freed: join().
-//   (3) Staging memory is written again when the copy that reads it has run: the host asks that event.
+// Note [Copies ahead]. A copy is correct because of three ordering rules. (1) The copy stream waits for an event of the
+//   compute stream that is recorded after the target was allocated: earlier work may still use that memory (backend.h,
+//   Note [Stream order]). (2) The compute stream waits for an event of the copy stream before the target is used or
+//   freed: join(). (3) The host writes staging memory again only after the copy from it has run: it checks the event.
 //
-// Only plain data in host memory is copied (goes_through_staging()). Other tensors are undefined in the started batch.
+// Only tensors in host memory that require no grad are copied (goes_through_staging()). The others are undefined in the
+// batch that start() returns.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -27,31 +28,32 @@ namespace rondo::data {
 struct StagingSlot {
   std::byte* data = nullptr;
   size_t bytes = 0;
-  EventHandle copied = nullptr;  // the copy stream has read the memory; null: no copy was started
-  uint64_t number = 0;           // of that copy: they run in this order
-  bool is_held = false;          // by a batch that was staged and is not joined yet
+  EventHandle copied = nullptr;  // reached when the copy stream has read the memory; null: no copy was started
+  uint64_t number = 0;           // the copy's number; copies run in this order
+  bool is_held = false;          // a batch is staged here and not joined yet
 };
 
 class StagedCopies {
  public:
-  // The host may be so many batches ahead of the device. Then stage() waits.
+  // The number of batches that the host may be ahead of the device before stage() waits.
   static constexpr size_t kSlots = 4;
 
-  // REQUIRES: the device's memory is not the host's.
+  // REQUIRES: the device does not use host memory.
   explicit StagedCopies(Device device);
-  ~StagedCopies();  // waits for the copies that have not run
+  ~StagedCopies();  // waits for copies that have not run yet
   StagedCopies(const StagedCopies&) = delete;
   StagedCopies& operator=(const StagedCopies&) = delete;
 
-  // The tensor is in host memory and requires no gradient.
+  // True if the tensor is in host memory and requires no grad.
   static bool goes_through_staging(const Tensor& tensor);
 
-  // Writes the batch into staging memory. Null if all slots are in use and `may_wait` is false. Throws OutOfMemoryError
-  // if there is no page-locked memory.
+  // Writes the batch into staging memory. Returns null if all slots are in use and `may_wait` is false. Throws
+  // OutOfMemoryError if there is no page-locked memory.
   StagingSlot* stage(const Batch& batch, bool may_wait);
   // Enqueues the copies of a staged batch into new tensors. Throws OutOfMemoryError; the batch is still staged then.
   Batch start(StagingSlot& slot, const Batch& batch);
-  // Later compute work comes after the copies, and the slot is free when they have run. Not started: it is free now.
+  // Makes later compute work wait for the copies; the slot is free when they have run. If start() was not called, the
+  // slot is free at once.
   void join(StagingSlot& slot);
 
  private:

@@ -1,10 +1,10 @@
-// Text of data files to ids, in pieces whose borders are exact.
+// TextEncoder: encodes text of data files in pieces, such that no token crosses a border between pieces.
 //
 // Note [Borders]. A loss mask must not cut through a token, and a prompt must have the same ids in training and in
-// generation, where nothing follows it. So the ids of a text never depend on what comes behind it: `before` is encoded
-// alone, and `text` gets the ids that follow in the encoding of both together. Where that encoding does not begin with
-// the ids of `before` (a token would cross the border), `text` is encoded alone, too. The first case is what TRL does
-// for prompt and completion; in the second, TRL warns and its mask is off by some tokens.
+// generation, where nothing follows it. So the ids of a text never depend on the text after it. The text `before` is
+// encoded alone. Then both texts are encoded together, and `text` gets the ids after those of `before`. If the joint
+// encoding does not begin with the ids of `before`, because a token would cross the border, `text` is encoded alone,
+// too. TRL does the first for prompt and completion; in the second case it warns, and its mask is off by some tokens.
 //
 // Thread safety: immutable.
 #pragma once
@@ -21,29 +21,29 @@ namespace rondo::data {
 using Ids = std::vector<int32_t>;
 
 struct PieceOptions {
-  bool at_start = true;   // nothing stands before the text
-  Ids split_tokens = {};  // added tokens whose text is ordinary
+  bool at_start = true;   // the text is the beginning of an input
+  Ids split_tokens = {};  // added tokens that are encoded as ordinary text
 };
 
 class TextEncoder {
  public:
-  // Keeps a reference. `allow_special`: a special token's text becomes the token. Other tokenizers than
-  // PreTrainedTokenizer know no special tokens here.
+  // Keeps a reference to the tokenizer. `allow_special`: the text of a special token becomes that token. This applies
+  // to a PreTrainedTokenizer only.
   TextEncoder(const io::Tokenizer& tokenizer, bool allow_special);
 
   const io::Tokenizer& tokenizer() const { return tokenizer_; }
-  // Null if it is another class.
+  // The tokenizer if it is a PreTrainedTokenizer, else null.
   const text::PreTrainedTokenizer* pretrained() const { return pretrained_; }
 
-  // Without the tokenizer's own template, truncation and padding.
+  // Encodes without the tokenizer's own template, truncation and padding.
   Ids encode(std::string_view text, const PieceOptions& options = {}) const;
-  // Ids of `text` behind `before`, whose own ids are `before_ids`, by these options. See Note [Borders].
+  // The ids of `text` after `before`. `before_ids`: the ids of `before` alone, by the same options. Note [Borders].
   Ids continuation(std::string_view before, const Ids& before_ids, std::string_view text,
                    const PieceOptions& options = {}) const;
 
   // The ids that the tokenizer's template puts before a text: {bos} for Llama, nothing for GPT-2.
   const Ids& opening() const { return opening_; }
-  // -1 if the tokenizer names none.
+  // The id of the eos_token; -1 if the tokenizer names none.
   int32_t end_of_text() const { return pretrained_ != nullptr ? pretrained_->eos_token_id() : -1; }
   // The id as the vocabulary spells it, for messages.
   std::string spelling(int32_t id) const;
@@ -55,7 +55,7 @@ class TextEncoder {
   Ids opening_;
 };
 
-// Encodes text without truncation and padding.
+// Options for encoding without truncation and padding.
 text::EncodeOptions plain_encoding(bool add_special_tokens, bool split_special_tokens);
 
 }  // namespace rondo::data

@@ -23,7 +23,7 @@ static_assert(sizeof(Header) == 32);
 constexpr int64_t kMaxNarrow = 65536;
 __extension__ typedef unsigned __int128 Wide;
 
-// Keeps the sampler's numbers apart from tensors drawn with the same seed.
+// A key that makes the sampler's numbers independent of tensors drawn with the same seed.
 constexpr uint64_t kSamplerKey = 0x746F6B656E730000u;
 
 }  // namespace
@@ -49,7 +49,7 @@ TokenData TokenData::open(const std::string& path) {
     tokens.size_ = static_cast<int64_t>(header.count);
     tokens.width_ = static_cast<int>(header.width);
     tokens.vocab_size_ = static_cast<int64_t>(header.vocab_size);
-    // Ids index embedding tables: one pass now spares every reader a check.
+    // Ids index embedding tables. One pass here saves every reader the check.
     if (header.vocab_size > 0 && tokens.max_id() >= tokens.vocab_size_)
       throw FileError(path,
                       absl::StrCat("holds token ", tokens.max_id(), ", outside its vocabulary of ", header.vocab_size));
@@ -171,7 +171,7 @@ TokenBatch TokenDataset::sample(int64_t batch_size, uint64_t seed, int64_t step,
   for (int64_t row = 0; row < batch_size; ++row) {
     const auto bits = philox(seed ^ kSamplerKey, static_cast<uint64_t>(first_row + row), static_cast<uint64_t>(step));
     const uint64_t word = static_cast<uint64_t>(bits[0]) << 32 | bits[1];
-    // The high half of the product maps 64 bits to [0, positions) with a bias below 2^-20 for any real corpus.
+    // The high half of the product maps 64 bits to [0, positions); the bias is below 2^-20 for up to 2^44 positions.
     const auto at = static_cast<int64_t>((static_cast<Wide>(word) * positions) >> 64);
     fill(at, block_size_, x + row * block_size_, y + row * block_size_);
   }
@@ -180,7 +180,7 @@ TokenBatch TokenDataset::sample(int64_t batch_size, uint64_t seed, int64_t step,
 
 int64_t TokenDataset::eval_batches(int64_t batch_size) const {
   if (batch_size < 1) throw Error(absl::StrCat("TokenDataset: batch size ", batch_size));
-  // Rounded up. The usual (a + b - 1) / b would overflow for a huge batch.
+  // Rounds up. The usual (a + b - 1) / b would overflow for a huge batch size.
   const auto parts = [](int64_t all, int64_t size) { return all / size + (all % size != 0); };
   return parts(parts(eval_targets(), block_size_), batch_size);
 }

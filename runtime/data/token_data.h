@@ -1,13 +1,13 @@
-// Token ids on disk and the windows that a language model trains on.
+// Token ids on disk, and the windows of tokens on which a language model trains.
 //
 //   data::TokenData tokens = data::TokenData::open("train.tok");
 //   auto [train, val] = tokens.split(0.1);
 //   data::TokenDataset windows(train, /*block_size=*/64);
-//   auto [x, y] = windows.sample(/*batch_size=*/12, seed, step);   // (B, T) i64, y is x one token later
+//   auto [x, y] = windows.sample(/*batch_size=*/12, seed, step);   // (B, T) i64; y is x shifted by one token
 //
 // Files, little-endian:
 //   .tok   "RONDOTOK", u32 version 1, u32 bytes per token (2 or 4), u64 vocabulary size (0: unknown), u64 count, ids
-//   else   headerless u16 ids, as nanoGPT's train.bin. A text file is taken for such ids: tokenize it first
+//   else   headerless u16 ids, as in nanoGPT's train.bin. A text file would be read as such ids, so tokenize it first
 // Thread safety: everything here is immutable.
 #pragma once
 
@@ -37,15 +37,15 @@ class TokenData {
   int64_t operator[](int64_t i) const {
     return width_ == 2 ? static_cast<const uint16_t*>(data_)[i] : static_cast<const uint32_t*>(data_)[i];
   }
-  // Ids lie in [0, vocab_size()); 0 if the file does not say.
+  // Ids are in [0, vocab_size()); 0 if the file does not give the size.
   int64_t vocab_size() const { return vocab_size_; }
-  // The largest id, by a pass over all of them; -1 if there are none.
+  // The largest id, found in a pass over all ids; -1 if there are none.
   int64_t max_id() const;
   // out[i] = (*this)[begin + i]. REQUIRES: the range lies within.
   void copy(int64_t begin, int64_t count, int64_t* out) const;
-  // Tokens [begin, end); throws Error if they are not all there.
+  // Tokens [begin, end). Throws Error if the range is not within [0, size()].
   TokenData slice(int64_t begin, int64_t end) const;
-  // (train, val): the first and the last part, cut at floor(size * (1 - val_fraction)), where nanoGPT cuts.
+  // (train, val): the first and the last part, split at floor(size * (1 - val_fraction)) as in nanoGPT.
   std::pair<TokenData, TokenData> split(double val_fraction) const;
 
  private:
@@ -56,7 +56,7 @@ class TokenData {
   int64_t vocab_size_ = 0;
 };
 
-// Writes a .tok file piece by piece, atomically: nothing is visible before finish().
+// Writes a .tok file piece by piece, atomically: the file is not visible before finish().
 class TokenWriter {
  public:
   // Ids take two bytes if the vocabulary fits into 65,536, else four.
@@ -72,7 +72,7 @@ class TokenWriter {
 };
 void write_tokens(const std::string& path, std::span<const int32_t> ids, int64_t vocab_size);
 
-// Targets that cross_entropy skips: padding of the last evaluation window.
+// The target that cross_entropy skips, for padding.
 inline constexpr int64_t kIgnoreIndex = -100;
 
 struct TokenBatch {
@@ -80,21 +80,21 @@ struct TokenBatch {
   int64_t targets = 0;  // entries of y that are not kIgnoreIndex
 };
 
-// Windows of `block_size` tokens. As a Dataset: the non-overlapping whole windows, items {x, y} of shape (T).
+// Windows of `block_size` tokens. As a Dataset, its items are the whole windows without overlap: {x, y} of shape (T).
 class TokenDataset : public Dataset {
  public:
   // Throws Error if there are not at least block_size + 1 tokens.
   TokenDataset(TokenData tokens, int64_t block_size);
 
-  // Windows at random positions. Row r depends on (seed, step, r) alone, so the data position of a run is its step.
-  // These are the rows from `first_row` on: processes that share a batch take a part each.
+  // Windows at random positions. Row r depends only on (seed, step, r), so a run resumes its data from its step number.
+  // The first row has number `first_row`: processes that share a batch take different rows.
   TokenBatch sample(int64_t batch_size, uint64_t seed, int64_t step, int64_t first_row = 0) const;
 
-  // Batches that cover every target of the split exactly once, in order. All have shape (batch_size, block_size); what
-  // the last one lacks is x = 0, y = kIgnoreIndex. So the mean loss is sum(loss_i * targets_i) / sum(targets_i).
+  // Batches that cover every target of the split exactly once, in order. All have shape (batch_size, block_size); the
+  // last one is padded with x = 0, y = kIgnoreIndex. So the mean loss is sum(loss_i * targets_i) / sum(targets_i).
   int64_t eval_batches(int64_t batch_size) const;
   TokenBatch eval_batch(int64_t index, int64_t batch_size) const;
-  // Targets in all evaluation batches.
+  // The number of targets in all evaluation batches.
   int64_t eval_targets() const { return tokens_.size() - 1; }
 
   int64_t size() const override { return eval_targets() / block_size_; }

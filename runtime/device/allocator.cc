@@ -1,4 +1,4 @@
-// The allocator of host memory: small blocks in classes of sizes, cached per thread; large ones in a heap of pages
+// The allocator of host memory: small blocks in size classes, cached per thread; large blocks in a heap of pages
 // (page_heap.h), shared by all threads.
 #include "rondo/runtime/device/allocator.h"
 
@@ -30,9 +30,9 @@ namespace {
 // Blocks up to this size are cached per thread without a lock.
 constexpr size_t kSmall = 64 << 10;
 constexpr size_t kSmallPerClass = 32;
-// From this size on, a block for which PageHeap has no addresses is a mapping of its own, on huge pages.
+// A block for which PageHeap has no address space is allocated alone: from this size on as a mapping on huge pages.
 constexpr size_t kHuge = PageHeap::kHugePage;
-// More bytes than any machine has. Sums of such numbers do not overflow.
+// More bytes than any machine has. Adding two such numbers does not overflow.
 constexpr size_t kMost = size_t{1} << 62;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -55,7 +55,7 @@ size_t block_size(size_t bytes) {
   const size_t step = std::bit_floor(bytes - 1) / 8;
   return (bytes + step - 1) / step * step;
 }
-// A dense number for small classes: 64..512 by 64, then eight steps for each power of two.
+// The index of a small size class: 64..512 in steps of 64, then eight classes for each power of two.
 int small_class(size_t rounded) {
   if (rounded <= 512) return static_cast<int>(rounded / kAlignment) - 1;
   const size_t floor = std::bit_floor(rounded - 1);
@@ -69,7 +69,7 @@ constexpr size_t bytes_of_small_class(int c) {
 }
 
 void count_reserved(int64_t bytes) { bytes_reserved.fetch_add(bytes, std::memory_order_relaxed); }
-// False, and nothing is counted, if the limit does not allow it.
+// Counts `bytes` as reserved and returns true. If the limit does not allow it, counts nothing and returns false.
 bool try_reserve(int64_t bytes) {
   const int64_t now = bytes_reserved.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   const int64_t most = most_reserved.load(std::memory_order_relaxed);
@@ -90,7 +90,7 @@ void* system_allocate(size_t bytes) {
       count_reserved(-reserved);
       return nullptr;
     }
-    // Trim to a 2 MB boundary, else the kernel cannot use huge pages.
+    // Trims to 2 MB boundaries, otherwise the kernel cannot use huge pages.
     const auto start = reinterpret_cast<uintptr_t>(raw), aligned = (start + kHuge - 1) / kHuge * kHuge;
     if (aligned != start) munmap(raw, aligned - start);
     if (start + kHuge != aligned) munmap(reinterpret_cast<void*>(aligned + mapped), start + kHuge - aligned);
@@ -107,7 +107,7 @@ void system_free(void* data, size_t bytes) {
   else std::free(data);
 }
 
-// The memory that this process may use: the machine's, or its control group's if that is less.
+// The memory that this process may use: that of the machine, or the limit of its control group if that is smaller.
 int64_t usable_memory() {
   auto least = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
   for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
@@ -120,8 +120,8 @@ int64_t usable_memory() {
   return least;
 }
 
-// The addresses that large blocks are cut from: more than the memory, because blocks of other sizes lie between them,
-// and less than what the process may map.
+// The bytes of address space for large blocks: more than the memory, because free ranges may be too small for a block,
+// and less than the process may map.
 size_t address_space(int64_t memory) {
   const size_t wanted = 4 * static_cast<size_t>(memory);
   rlimit most{};
@@ -133,17 +133,17 @@ size_t address_space(int64_t memory) {
 class LargeBlocks {
  public:
   LargeBlocks() {
-    // A child process may be forked while another thread holds the lock.
+    // The process may fork while another thread holds the lock, so fork() waits for the lock.
     pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                    [] { instance().mutex_.unlock(); });
   }
-  // Never destroyed: tensors with static lifetime may be freed after it would be.
+  // Never destroyed: tensors with static lifetime may be freed very late.
   static LargeBlocks& instance() {
     static LargeBlocks* blocks = new LargeBlocks;
     return *blocks;
   }
 
-  // A block that is cached. Null: there is none.
+  // Returns a cached block, or null if there is none.
   void* reuse(size_t size) {
     return guarded([&] { return heap_.take_kept(size); });
   }
@@ -183,7 +183,7 @@ class LargeBlocks {
     }
   }
   void* allocate_fresh(size_t size) {
-    // The heap's addresses are reserved without the system's check that there is memory behind them.
+    // The address space is reserved without a check that there is so much memory, so the check is here.
     if (size > static_cast<size_t>(memory_)) return nullptr;
     shrink(std::numeric_limits<int64_t>::max(), static_cast<int64_t>(size));
     const PageHeap::Place place = heap_.cheapest(size);
@@ -193,7 +193,7 @@ class LargeBlocks {
     if (data == nullptr) count_reserved(-static_cast<int64_t>(place.fresh));
     return data;
   }
-  // Gives pages back until at most `most` bytes are cached and `more` bytes fit below the ceiling of all memory.
+  // Gives pages back until at most `most` bytes are cached and `more` new bytes fit below ceiling_.
   void shrink(int64_t most, int64_t more) {
     for (;;) {
       const auto cached = static_cast<int64_t>(heap_.kept_bytes());
@@ -211,7 +211,7 @@ class LargeBlocks {
   int64_t limit_ = memory_ / 2;
 };
 
-// How often the small caches of all threads were asked to be emptied.
+// How often empty_cache() was called. A thread whose count is older empties its small cache.
 std::atomic<uint32_t> small_trims{0};
 
 struct SmallCache {
@@ -299,7 +299,7 @@ void deallocate(void* data, size_t bytes) noexcept {
         }
       }
     } catch (const std::bad_alloc&) {
-      // No room to remember the block: give it back below.
+      // There is no memory to remember the block, so it goes back to the system below.
     }
   }
   system_free(data, size);

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kNames[kNumBackends] = {"cpu", "cuda", "fake"};
 thread_local Device default_of_thread = kCPU;
 
-// Null: the table is whole.
+// The name of the first field that is null but may not be; null if the table is complete.
 const char* first_missing(const BackendTable& table) {
   const std::pair<const char*, bool> fields[] = {
       {"name", table.name != nullptr},
@@ -56,7 +56,7 @@ const char* first_missing(const BackendTable& table) {
 }  // namespace
 
 namespace {
-// Opens a backend that is opened with its first use. Null: there is none; `*why_not` is the reason.
+// Opens the backend if this is its first use. Returns null if there is none; `*why_not` is then the reason.
 const BackendTable* find_backend(Backend backend, std::string* why_not) {
   if (const BackendTable* table = detail::backends[static_cast<size_t>(backend)]) return table;
   if (const BackendTable* table = detail::open_built_in(backend, why_not)) return table;
@@ -134,7 +134,7 @@ void synchronize(Device device) {
   } catch (...) {
     found = std::current_exception();
   }
-  detail::throw_and_end_failure(device);  // the cause of what was found, if there is both
+  detail::throw_and_end_failure(device);  // first, because the failure is the cause of `found`
   if (found != nullptr) std::rethrow_exception(found);
 }
 
@@ -142,14 +142,14 @@ void throw_late(std::exception_ptr kept, Device device) {
   try {
     std::rethrow_exception(std::move(kept));
   } catch (const Error& error) {
-    if (typeid(error) != typeid(Error)) throw;  // it would lose what its type says
+    if (typeid(error) != typeid(Error)) throw;  // a new Error would lose the type
     throw Error(absl::StrCat(error.what(), ". Found late: ", to_string(device),
                              " runs behind the program, and this call is the first that waited for it since"));
   }
 }
 
 namespace {
-// The host reads: Note [Failed devices] in device_failure.h.
+// A read by the host: Note [Failed devices] in device_failure.h.
 void read_bytes(void* to, Device device, const void* from, size_t bytes) {
   backend_of(device).copy_out(device.index, to, from, bytes);
   detail::throw_if_failed(device);

@@ -2,26 +2,26 @@
 // table, and the kernels that cannot be generated.
 //
 // Note [Streams]. A device has one compute stream. All threads and backward use it, so work runs in the order in which
-//   it was enqueued. The copy and communication streams are internal: a backend, or whoever uses one, joins them with
-//   the compute stream by events. The CPU runs everything at once, so it has no streams.
+//   it was enqueued. The copy and communication streams are internal: the backend, or the code that uses such a stream,
+//   orders them against the compute stream with events. The CPU runs everything at once, so it has no streams.
 // Note [Stream order]. Memory is allocated and freed in the order of the compute stream: a block may be freed while
-//   work that uses it is still waiting to run, and its next owner's work runs after that. Another stream that touches a
+//   work that uses it is still waiting to run, and work of the next owner runs after that. Another stream that uses a
 //   block must wait for an event of the compute stream first.
-// Note [Late errors]. A kernel that finds its data wrong skips the access. The device keeps the first such error, and
-//   the next call that waits for the device throws it, by throw_late(): it names the line of the call that failed, and
-//   says that it came late. Until then, `failed` is true for work that is enqueued later; the passes of an optimizer
-//   read it on the stream and change nothing. Random numbers are drawn on (random.h). After `synchronize`, whether it
-//   throws or not, nothing of earlier work is left that a later call could throw: a program that goes on after an error
-//   calls it first.
-// Note [Work]. Host code that a stream runs has the device's addresses, and all else that it touches is host memory. It
-//   calls nothing of the table but `failed`, and `deallocate` when it is destroyed. It throws an error of its data; the
-//   backend keeps the first such exception, as it is, and goes on with the work behind it.
+// Note [Late errors]. A kernel that finds bad data, such as an index out of range, skips the access. The device keeps
+//   the first such error. The next call that waits for the device throws it by throw_late(): the message names the line
+//   of the call that failed and says that the error was found late. Until then `failed` is true for work that is
+//   enqueued later: optimizer kernels read it on the stream and change nothing. Random numbers are still drawn
+//   (random.h). After `synchronize`, whether it throws or not, no later call throws an error of earlier work. A program
+//   that continues after an error must call it first.
+// Note [Work]. Host code that runs on a stream uses addresses of the device; everything else that it uses is host
+//   memory. From the table it calls only `failed`, and `deallocate` when it is destroyed. It throws an error of its
+//   data. The backend keeps the first such exception unchanged and continues with the next work.
 //
-// A program may install a device of its own, without a change of Rondo, if host code can work on its memory while its
-// streams run: the kernels are then the CPU's. Other kernels are part of Rondo (runtime/README.md, compile/README.md).
+// A program may install its own device without changing Rondo, if host code can access the device's memory while its
+// streams run: it then uses the CPU's kernels. Other kernels are part of Rondo (runtime/README.md, compile/README.md).
 //
 //   using enum Backend;
-//   BackendTable table = {.name = "slate", .kernels = kCPU, ...};   // every function has to be there
+//   BackendTable table = {.name = "slate", .kernels = kCPU, ...};   // required: all functions that may not be null
 //   install_backend(kFake, &table);                                 // Device{kFake, 0} is now "slate:0"
 //
 // Thread safety: all functions of a table may be called from any thread.
@@ -48,35 +48,36 @@ struct OpDef;
 
 enum class Stream : uint8_t { kCompute, kCopy, kCommunication };
 
-// Which piece of hardware a device is. `unit`: equal for two processes of a machine if they use the same one. `bus`:
-// its PCI address ("0000:3b:00.0") by which the system knows it. Empty: not known.
+// Identifies a device's hardware. `unit` is equal in two processes of a machine if they use the same hardware. `bus` is
+// its PCI address ("0000:3b:00.0"). Either is empty if it is not known.
 struct DevicePlace {
   std::string unit, bus;
 };
 
-// A point in a stream; owned by the backend, until release(). release() may come before the stream is there.
+// A point in a stream. The backend owns it until release(), which may be called before the stream reaches the point.
 using EventHandle = void*;
 
 struct BackendTable {
   const char* name;  // "cuda"
   // Tensors of this backend can be read and written through host pointers at any time.
   bool host_memory;
-  // The backend whose kernels and compiled code run here. The CPU's kernels (OpDef::host) are host code, for enqueue();
-  // others enqueue launches.
+  // The backend whose kernels and compiled code run here. CPU kernels (OpDef::host) are host code that enqueue() runs;
+  // other kernels enqueue launches themselves.
   Backend kernels;
-  // The kernels of that backend for an op, all null if it has none. Thread safe. Null: they are the CPU's.
+  // Returns the hand-written kernels of that backend for an op; all null if it has none. Thread safe. Null: the kernels
+  // are the CPU's.
   const BackendEntry& (*own_kernels)(const OpDef& op) = nullptr;
-  // Ops that have a lowering run as generated kernels (op_compiler.h), before kernels by hand are asked. That needs a
-  // program that links compile/.
+  // True: ops that have a lowering run as generated kernels (op_compiler.h) rather than as hand-written kernels. The
+  // program must then link compile/.
   bool generates;
   int (*device_count)();
 
   // ---- Memory: Note [Stream order]
-  // Throws OutOfMemoryError (memory.h). Blocks are aligned to kAlignment. 0 bytes are a block, too.
+  // Throws OutOfMemoryError (memory.h). Blocks are aligned to kAlignment. 0 bytes also give a valid block.
   void* (*allocate)(int device, size_t bytes);
-  // Does nothing once the driver is gone.
+  // Does nothing after the driver has shut down.
   void (*deallocate)(int device, void* data, size_t bytes) noexcept;
-  size_t (*block_bytes)(size_t bytes);  // what allocate() takes for so many
+  size_t (*block_bytes)(size_t bytes);  // the size of the block that allocate(bytes) takes
   AllocatorStats (*stats)(int device);
   void (*reset_peak)(int device);
   // The most bytes of freed blocks that are kept for reuse.
@@ -84,44 +85,44 @@ struct BackendTable {
   // The most bytes that are reserved at all (memory::set_limit); 0: no limit.
   void (*set_limit)(int device, int64_t bytes);
   int64_t (*limit)(int device);
-  // Counts `bytes` more, or fewer, in AllocatorStats::by_purpose.
+  // Adds `bytes`, which may be negative, to AllocatorStats::by_purpose.
   void (*count_purpose)(int device, Purpose purpose, int64_t bytes) noexcept;
   void (*trim)(int device);  // gives all freed blocks back, if the device is in use
-  // Host memory that the device can read and write without a copy in between (page-locked). Uses no other device.
+  // Page-locked host memory, which the device reads and writes directly. Initialises no other device.
   void* (*allocate_staging)(int device, size_t bytes);
   void (*deallocate_staging)(int device, void* data, size_t bytes) noexcept;
 
   // ---- Copies. `host` may be any host memory.
-  // The host memory is free again on return; the copy stands in the order of the compute stream.
+  // The copy is in the order of the compute stream. The caller may reuse the host memory on return.
   void (*copy_in)(int device, void* to, const void* host, size_t bytes);
-  // Waits for the bytes. Throws as `synchronize`.
+  // Waits until the bytes are copied. Throws like `synchronize`.
   void (*copy_out)(int device, void* host, const void* from, size_t bytes);
   // Within the device, in the order of the compute stream.
   void (*copy)(int device, void* to, const void* from, size_t bytes);
-  // From another device of this backend, after what both have enqueued and before what they enqueue later. Null:
+  // Copies from another device of this backend, in the order of the compute streams of both. Null: the copy goes
   // through host memory.
   void (*copy_peer)(int device, void* to, int from_device, const void* from, size_t bytes);
   void (*fill)(int device, void* to, uint8_t byte, size_t bytes);
-  // From memory of allocate_staging(), in the order of `stream`. Returns at once: until the stream has passed the copy,
-  // the staging memory may be neither written nor freed.
+  // Copies from memory of allocate_staging(), in the order of `stream`. Returns at once: until the stream has done the
+  // copy, the caller may neither write nor free the staging memory.
   void (*copy_staged)(int device, Stream stream, void* to, const void* staging, size_t bytes);
 
   // ---- Work
-  // Runs host code that works on the device's memory, in the order of the stream: Note [Work]. Null: enqueue() runs it
-  // at once. A device whose `kernels` are not the CPU's has this for callbacks only.
+  // Runs host code that works on the device's memory, in the order of the stream: Note [Work]. Null: the function
+  // enqueue() below runs it at once. A device with kernels of its own uses this for callbacks only.
   void (*enqueue)(int device, Stream stream, absl::AnyInvocable<void()> work);
   EventHandle (*record)(int device, Stream stream);
   void (*wait)(int device, Stream stream, EventHandle event);  // later work of the stream waits, not the host
   void (*release)(int device, EventHandle event) noexcept;
-  bool (*reached)(int device, EventHandle event);                   // the stream is there; the host does not wait
+  bool (*reached)(int device, EventHandle event);                   // has the stream reached it? Does not wait
   double (*elapsed)(int device, EventHandle from, EventHandle to);  // seconds; waits for both
-  void (*synchronize)(int device);                                  // throws what is kept: Note [Late errors]
+  void (*synchronize)(int device);                                  // throws the kept error: Note [Late errors]
   bool (*failed)(int device) noexcept;
 
   // ---- Libraries and launchers
-  // Calls `call` with the device's own handle of a stream (a CUstream), the device being current on this thread: for
-  // libraries that enqueue work themselves. `name`, for the messages of later errors, lives as long as the process.
-  // Null: streams have no such handle.
+  // For libraries that enqueue work themselves: makes the device current on this thread and calls `call` with the
+  // native handle of the stream (a CUstream). `name` appears in messages of later errors and must live as long as the
+  // process. Null: streams have no such handle.
   void (*call_library)(int device, Stream stream, const char* name, absl::FunctionRef<void(void* stream)> call);
   DevicePlace (*place)(int device);
 };
@@ -130,10 +131,11 @@ struct BackendTable {
 extern const BackendTable kCPUBackend;
 
 namespace detail {
-extern std::array<std::atomic<const BackendTable*>, kNumBackends> backends;  // the first use, of any thread, opens one
-// Opens one that is built in (devices.cc). Null: there is none; `*why_not` is the reason, or empty if none is built in.
+extern std::array<std::atomic<const BackendTable*>, kNumBackends> backends;  // null until a backend's first use
+// Opens a built-in backend (devices.cc). Returns null on failure; `*why_not` is the reason, or empty if the backend is
+// not built in.
 const BackendTable* open_built_in(Backend backend, std::string* why_not);
-// Opens a backend that is opened with its first use. Throws Error if this process has none.
+// Opens the backend of `device`, on its first use. Throws Error if this process has no such backend.
 const BackendTable& open_backend(Device device);
 }  // namespace detail
 
@@ -145,18 +147,18 @@ inline const BackendTable& backend_of(Device device) {
   return *table;
 }
 
-// Makes a backend available; null takes it away, and then no tensor of it may be used. The table has to outlive its
-// use. Throws Error, which names it, if a function is missing that may not be null.
+// Makes a backend available. A null `table` removes it; then no tensor on it may be used any more. The table must
+// outlive its use. Throws Error with the name of the function if one is null that may not be null.
 void install_backend(Backend backend, const BackendTable* table);
 
 // Throws Error unless there is such a device.
 void require_device(Device device);
 
-// `work` in a FloatingPointScope: a thread has the state that its creator had.
+// Wraps `work` in a FloatingPointScope, because a stream's thread inherits its floating-point state from its creator.
 absl::AnyInvocable<void()> in_default_state(absl::AnyInvocable<void()> work);
 
-// Runs `work`, host code that works on the device's memory, on its compute stream: at once where that is the CPU,
-// otherwise later. It must own all that it needs.
+// Runs `work`, host code that works on the device's memory, on the device's compute stream: at once if the table has no
+// `enqueue` (the CPU), otherwise later. `work` must own everything that it uses.
 template <class Work> void enqueue(Device device, Work&& work) {
   const BackendTable& table = backend_of(device);
   if (table.enqueue == nullptr) [[likely]]
@@ -164,8 +166,8 @@ template <class Work> void enqueue(Device device, Work&& work) {
   else table.enqueue(device.index, Stream::kCompute, in_default_state(std::forward<Work>(work)));
 }
 
-// Throws what a device kept of earlier work: Note [Late errors]. An Error gets words that say that it came late; any
-// other exception is thrown as it is.
+// Throws the error that a device kept: Note [Late errors]. The message of a plain Error is extended: it says that the
+// error was found late. Any other exception is thrown unchanged.
 [[noreturn]] void throw_late(std::exception_ptr kept, Device device);
 
 // True if enqueue() runs its work at once.
@@ -177,14 +179,14 @@ inline bool has_host_memory(Device device) { return backend_of(device).host_memo
 // Copies bytes between any two devices.
 void copy_bytes(Device to_device, void* to, Device from_device, const void* from, size_t bytes);
 
-// Seconds on the device's compute stream between two points: for tuning.
+// Measures seconds on the device's compute stream, for tuning.
 class Stopwatch {
  public:
   explicit Stopwatch(Device device);  // starts
   ~Stopwatch();
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
-  double seconds() const;  // since the start, including all that has been enqueued
+  double seconds() const;  // since the start; waits for all work that is enqueued
 
  private:
   Device device_;

@@ -1,4 +1,4 @@
-// Where a tensor lives.
+// Device: where a tensor is stored, and where ops on it run.
 //
 //   Tensor on_gpu = x.to(Device{Backend::kCUDA, 0});
 //   DeviceScope scope(on_gpu.device());        // factories without operands: Tensor::zeros({2}) is made there
@@ -14,7 +14,7 @@ namespace rondo {
 enum class Backend : uint8_t {
   kCPU,
   kCUDA,
-  kFake,  // a device that the program installs: of tests, or your own (backend.h)
+  kFake,  // a device that the program or a test installs (backend.h)
 };
 inline constexpr int kNumBackends = 3;
 
@@ -28,13 +28,13 @@ inline constexpr Device kCPU{};
 std::string to_string(Device device);  // "cpu", "cuda:0"
 
 // Returns the device that a text names: "cpu", "cuda" (the first one), "cuda:1". Throws Error for any other text. Does
-// not check that there is such a device.
+// not check whether the device exists.
 Device parse_device(std::string_view text);
 
 // How many devices of this kind the process can use. 0: none, and `*why_not` is the reason in one line.
 int device_count(Backend backend, std::string* why_not = nullptr);
 
-// The device on which this thread's factories make tensors if none is given: kCPU outside of any DeviceScope.
+// The device on which this thread's factories create tensors if the call names none: kCPU outside of any DeviceScope.
 Device default_device();
 
 // While a DeviceScope lives, default_device() of its thread is `device`. Throws Error if there is no such device.
@@ -49,8 +49,8 @@ class DeviceScope {
   Device outer_;
 };
 
-// Waits until the device has done all that was enqueued. Throws what a kernel found wrong in its data meanwhile (an
-// index out of range). Reading a value (Tensor::item(), to_vector(), to(kCPU)) waits in the same way.
+// Waits until the device has done all enqueued work. Throws the error that a kernel has found in its data since the
+// last wait, such as an index out of range. Reading a value (Tensor::item(), to_vector(), to(kCPU)) does the same.
 void synchronize(Device device);
 
 }  // namespace rondo

@@ -12,11 +12,11 @@ namespace {
 struct Failed {
   Device device;
   std::exception_ptr error;
-  int holders = 0;  // DeviceFailures that live
+  int holders = 0;  // number of DeviceFailure objects alive
 };
 
 std::mutex mutex;            // guards `failed`
-std::vector<Failed> failed;  // by device, in no order
+std::vector<Failed> failed;  // one entry for each failed device
 std::atomic<size_t> n_failed{0};
 
 auto find(Device device) {

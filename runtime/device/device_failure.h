@@ -1,21 +1,21 @@
-// A device whose numbers mean nothing any more, though it runs on: a collective was aborted, and what it should have
-// written is not there.
+// DeviceFailure marks a device whose tensors are invalid although the device still runs: a collective was aborted, so
+// it has not written its results.
 //
 //   std::optional<DeviceFailure> failure;
 //   failure.emplace(device, std::make_exception_ptr(ConnectionError("rank 1 is gone")));   // before the abort
-//   weight.to_vector<float>();    // throws it, every time
-//   failure.reset();              // the object that failed is gone
-//   synchronize(device);          // throws it for the last time
+//   weight.to_vector<float>();    // throws the ConnectionError, every time
+//   failure.reset();              // the object that failed is destroyed
+//   synchronize(device);          // throws the error for the last time
 //
-// Note [Failed devices]. From the failure on, every read of the device's tensors by the host or by another device
-//   throws the error: item(), to_vector(), to(), a checkpoint. This ends when the DeviceFailure has been destroyed and
-//   rondo::synchronize() has been called since: it throws the error once more. By that call a program says that it
-//   knows. It must then write the device's tensors anew, from a checkpoint, before it reads them. A device has one
-//   error at a time: a second failure keeps the first error, and both have to be destroyed. An error of data differs:
-//   it is thrown once (Note [Late errors] in backend.h). A device that is lost (DeviceError) is lost for the process.
+// Note [Failed devices]. After a failure, every read of the device's tensors by the host or by another device throws
+//   the error: item(), to_vector(), to(), a checkpoint. To end this state, destroy the DeviceFailure, then call
+//   rondo::synchronize(), which throws the error once more: with this call the program acknowledges the failure. Before
+//   it reads the device's tensors, it must write them again, from a checkpoint. A device has one error at a time: a
+//   second failure keeps the first error, and both objects must be destroyed. In contrast, an error in data is thrown
+//   once (Note [Late errors] in backend.h), and a lost device (DeviceError) is lost until the process ends.
 //
-// REQUIRES: the failure is made before the device can go on. Then a read that waits for the device at that moment
-// throws, too.
+// REQUIRES: the DeviceFailure is constructed before the device can continue, so that a read that already waits for the
+// device throws, too.
 // Thread safety: all functions may be called from any thread.
 #pragma once
 
@@ -39,11 +39,11 @@ class DeviceFailure {
 
 namespace detail {
 // ---- For backend.cc: Note [Failed devices]
-// Throws the error of a device that has failed. To be called after a read has waited for the device.
+// Throws the device's error if it has failed. Call it after a read has waited for the device.
 void throw_if_failed(Device device);
-// The same for synchronize(): ends the failure if nothing holds it any more.
+// The same for synchronize(). Also ends the failure if no DeviceFailure of the device is alive.
 void throw_and_end_failure(Device device);
-// For devices that are taken away.
+// Called when a backend is removed.
 void forget_failures(Backend backend);
 }  // namespace detail
 

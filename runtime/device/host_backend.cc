@@ -1,4 +1,4 @@
-// The CPU as a device: its memory is host memory, and everything runs at once. Its kernels are in cpu/.
+// The backend of the CPU: its memory is host memory, and all work runs at once. Its kernels are in cpu/.
 #include "rondo/runtime/device/backend.h"
 
 #include <chrono>

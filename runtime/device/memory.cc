@@ -22,7 +22,7 @@ namespace rondo::memory {
 
 namespace {
 
-// 0 if the system does not tell.
+// Returns 0 if the system does not report it.
 int64_t resident_bytes() {
   int64_t pages = 0;
   if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
@@ -61,9 +61,9 @@ void trim() {
   for (const auto empty : others) empty();
   allocator::empty_cache();  // after the others, which free blocks
 #if defined(__GLIBC__)
-  malloc_trim(0);  // what was freed lies between what is in use: only this gives its pages back
+  malloc_trim(0);  // freed memory lies between blocks in use; only malloc_trim() gives such pages back
 #endif
-  // Last, because a lost device throws.
+  // Devices come last, because a lost device throws.
   for (const BackendTable* table : rondo::detail::backends) {
     if (table == nullptr || table->host_memory) continue;
     for (int device = 0; device < table->device_count(); ++device) table->trim(device);
@@ -98,7 +98,7 @@ Report Recording::report() const {
                 .most_activations = most.most_activations,
                 .cause = most.cause};
   report.workspace = most.stats.bytes_in_use - report.in_use();
-  // Memory is kept, so what was reserved since the peak counts, too.
+  // The allocator keeps freed memory, so memory that it reserved after the peak counts, too.
   report.cached = std::max<int64_t>(0, std::max(reserved, most.stats.bytes_reserved) - most.stats.bytes_in_use);
   report.outside = std::max(outside, outside_at_start_);
   rusage usage{};

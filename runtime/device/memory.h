@@ -1,15 +1,15 @@
-// Where the memory goes: bytes by what they are for, at the moment when most was in use, and what asked for them then.
+// A report of memory use: bytes by purpose at the moment of peak use, and the call that caused the peak.
 //
-//   const memory::Recording recording;               // from here on
+//   const memory::Recording recording;               // starts here
 //   for (...) train_step();
 //   puts(memory::to_string(recording.report()).c_str());
 //
-// Leaves that require grad and registered tensors of modules are parameters. A .grad is a gradient; so is a gradient
-// that an op computes ahead for its backward. Optimizers have states. Other tensors that the tape saves are
-// activations. Everything else is workspace. Activations in host memory are counted from the start of a recording on,
-// the others always. Views and foreign memory (a mapped file) do not count. Without a recording, the cost is one
-// relaxed load for each allocation, op and node. Thread safety: everything here may be called from any thread; blocks
-// of all threads are counted.
+// Purposes: leaves that require grad and registered tensors of modules are parameters. A .grad is a gradient, and so is
+// a gradient that an op computes in its forward. Optimizers have states. Other saved tensors are activations.
+// Everything else is workspace. Activations in host memory are counted only after a recording has started, the other
+// purposes always. Views and borrowed memory (a mapped file) do not count. Without a recording the cost is one relaxed
+// load for each allocation, op and node. Thread safety: everything here may be called from any thread; blocks of all
+// threads are counted.
 #pragma once
 
 #include <cstdint>
@@ -23,24 +23,24 @@
 #pragma GCC visibility push(default)
 namespace rondo::memory {
 
-// In bytes. Host memory only: other devices count their own (BackendTable::stats).
+// All numbers are bytes of host memory. Other devices count their own (BackendTable::stats).
 struct Report {
   // In use at the peak, by purpose.
   int64_t parameters = 0;   // and buffers of modules
   int64_t gradients = 0;    // in .grad
   int64_t states = 0;       // of optimizers
   int64_t activations = 0;  // saved for backward
-  int64_t workspace = 0;    // the rest: arenas, scratchpads, values under way
-  // The most that activations took at any time: not always at the peak, as gradients come when activations go.
+  int64_t workspace = 0;    // the rest: arenas, scratch memory, intermediate values
+  // The maximum of activations at any time. It may be reached before the peak, because backward allocates gradients
+  // while it frees activations.
   int64_t most_activations = 0;
-  // Held by the allocator beyond that: freed blocks kept for reuse, and the padding of blocks.
+  // Held by the allocator but not in use: freed blocks kept for reuse, and the padding of blocks.
   int64_t cached = 0;
-  // Resident, but not the allocator's: code, stacks, the libraries' own memory. Measured from the process; 0 where the
-  // system does not tell.
+  // Resident memory outside of the allocator: code, stacks, memory of libraries. 0 if the resident size is not known.
   int64_t outside = 0;
-  // The call that asked for the block that made the peak: "matmul, in backward of linear (train.cc:41)".
+  // The call that allocated the block which made the peak: "matmul, in backward of linear (train.cc:41)".
   std::string cause;
-  // The process's highest resident memory, ever, as the system counts it: what total() should come close to, unless
+  // The highest resident memory since the process began, as the system counts it. total() should be close to it, unless
   // more was in use before the recording began.
   int64_t process_peak = 0;
 
@@ -51,28 +51,29 @@ struct Report {
 // A table of a dozen lines, in MB (1 MB = 1000000 bytes).
 std::string to_string(const Report& report);
 
-// Records host memory (a device has stats(device)) while it lives. One at a time: a second one throws Error.
+// Records host memory while it lives. (For other devices use stats(device).) Only one may exist: a second throws Error.
 class Recording {
  public:
   Recording();
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  // So far.
+  // The report so far.
   Report report() const;
-  // Forgets the peak: what is in use now is the peak until more is.
+  // Forgets the peak: it starts again from the memory that is in use now.
   void restart();
 
  private:
   int64_t outside_at_start_;
 };
 
-// Gives back to the system what Rondo keeps for reuse. Nothing in use is touched; what is needed again is made again.
-// Every device in use gives back its freed blocks, too. (DeviceError if one refuses; all else is done by then.)
+// Gives memory that Rondo keeps for reuse back to the system: freed host blocks, freed blocks of every device in use,
+// and caches, which fill again when needed. Memory in use stays. Throws DeviceError if a device fails, after everything
+// else is done.
 // | cache                                        | bound                              | trim()                       |
 // |----------------------------------------------|------------------------------------|------------------------------|
 // | freed blocks of memory above 64 KB           | allocator::set_cache_limit()       | empties it                   |
-// | smaller freed blocks                         | 26 MB a thread                     | empties; other threads later |
+// | smaller freed blocks                         | 26 MB a thread                     | empties them (others later)  |
 // | freed tensor handles                         | 256 a thread                       | keeps them, 64 KB            |
 // | matrix products as oneDNN primitives         | the most recent 1024               | empties it                   |
 // | pages of the code generator's own code       | none; memory that grows empties it | gives them back              |
@@ -82,18 +83,18 @@ class Recording {
 // | free pages of the C library's heap           | none                               | gives them back (glibc)      |
 void trim();
 
-// The most bytes that the allocator of a device may take from the system for this process: blocks in use and freed
-// blocks that are kept for reuse (AllocatorStats::bytes_reserved). A block that does not fit empties the caches first,
-// then throws OutOfMemoryError. 0: no limit, which is the default. A limit below what is in use frees nothing. Throws
-// Error if `bytes` is negative, or if there is no such device. Not counted: memory that is not tensors' (code, mapped
-// files, a tokenizer's tables).
+// Limits the bytes that the allocator of a device may take from the system for this process: blocks in use and freed
+// blocks that are kept for reuse (AllocatorStats::bytes_reserved). If a block does not fit, the caches are emptied; if
+// it still does not fit, OutOfMemoryError is thrown. 0 is no limit, the default. A limit below the bytes in use frees
+// nothing. Throws Error if `bytes` is negative, or if there is no such device. Memory that holds no tensors does not
+// count (code, mapped files, tables of a tokenizer).
 void set_limit(int64_t bytes, Device device = kCPU);
 int64_t limit(Device device = kCPU);
 AllocatorStats stats(Device device);
-// The host memory that this process may use: the machine's, its control group's or limit(), whichever is least.
+// The host memory that this process may use: the least of the machine's memory, its control group's limit and limit().
 int64_t usable();
 
-// For the runtime: trim() calls `empty` from now on. For a cache of another folder, when it is made.
+// For the runtime: from now on trim() calls `empty`. A cache in another folder registers itself when it is created.
 void on_trim(void (*empty)());
 
 }  // namespace rondo::memory

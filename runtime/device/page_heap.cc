@@ -10,7 +10,7 @@
 namespace rondo::allocator {
 namespace {
 
-// Pages become writable in steps: each costs a call of the system, but no memory.
+// Pages become writable in steps of this many bytes. Each step is one system call and takes no memory.
 constexpr size_t kWritableStep = 64 << 20;
 
 }  // namespace
@@ -25,12 +25,12 @@ PageHeap::PageHeap(size_t bytes) {
     void* raw = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) continue;
     begin_ = (reinterpret_cast<uintptr_t>(raw) + kHugePage - 1) / kHugePage * kHugePage;
-    // The unused ends.
+    // Unmaps the unused ends.
     if (begin_ != reinterpret_cast<uintptr_t>(raw)) munmap(raw, begin_ - reinterpret_cast<uintptr_t>(raw));
     end_ = begin_ + bytes;
     if (const size_t rest = reinterpret_cast<uintptr_t>(raw) + kHugePage - begin_; rest != 0)
       munmap(reinterpret_cast<void*>(end_), rest);
-    // A fresh 12 MB activation then costs 6 page faults, not 3,000.
+    // With huge pages a fresh activation of 12 MB causes 6 page faults, not 3,000.
     madvise(reinterpret_cast<void*>(begin_), bytes, MADV_HUGEPAGE);
     writable_ = begin_;
     first_ = last_ = make(begin_, bytes, State::kReturned);
@@ -107,7 +107,7 @@ bool PageHeap::make_writable(uintptr_t end) {
 
 void* PageHeap::take_kept(size_t bytes) {
   Range* first = nullptr;
-  // Each range of a higher class is large enough.
+  // In the class of `bytes` a range may be too small; in a higher class every range is large enough.
   for (int c = class_of(bytes); c < kClasses; ++c) {
     auto at = kept_[c].begin();
     for (int looked = 1; at != kept_[c].end() && at->second->bytes < bytes; ++at)
@@ -134,18 +134,18 @@ PageHeap::Place PageHeap::cheapest(size_t bytes) const {
   Range* from = last_;
   for (int looked = 1; from != nullptr && from->before != nullptr; from = from->before)
     if (looked++ >= kMostLookedAt && from->state == State::kUsed) break;
-  // Within each run of free ranges, a block begins where a range begins, or ends where one ends.
+  // Candidates within each run of free ranges: the block begins where a range begins, or it ends where a range ends.
   for (Range *run = from, *end = nullptr; run != nullptr; run = end) {
     if (run->state == State::kUsed) {
       end = run->after;
       continue;
     }
-    size_t before = 0, all = 0;  // bytes of the run: before a range; in all
+    size_t before = 0, all = 0;  // bytes of the run: before the current range, and in total
     for (end = run; end != nullptr && end->state != State::kUsed; end = end->after) all += end->bytes;
     if (all < bytes) continue;
     for (Range* range = run; range != end; before += range->bytes, range = range->after) {
       for (const bool at_end : {false, true}) {
-        const size_t start = at_end ? before + range->bytes - bytes : before;  // may wrap around: then it is no place
+        const size_t start = at_end ? before + range->bytes - bytes : before;  // if it wraps around, the check fails
         if (start > all - bytes) continue;
         Range* first = run;
         size_t skip = start;
@@ -162,7 +162,7 @@ void* PageHeap::take(const Place& place, size_t bytes) {
   if (!make_writable(range->address + place.skip + bytes)) return nullptr;
   const auto entry = used_.emplace(reinterpret_cast<void*>(range->address + place.skip), nullptr).first;
   try {
-    // All that may throw comes first; ranges that are cut and not used are as good as before.
+    // The splits may throw, so they come first. A split range that is then not used does no harm.
     if (place.skip > 0) range = split(range, place.skip);
     size_t left = bytes;
     for (Range* part = range; left > 0; part = part->after) {
@@ -216,7 +216,7 @@ size_t PageHeap::give_back(size_t bytes) noexcept {
     try {
       range = split(range, range->bytes - bytes);
     } catch (const std::bad_alloc&) {
-      // No room to remember two ranges: all of it goes back.
+      // There is no memory for a second range, so the whole range goes back.
     }
   }
   bytes = range->bytes;

@@ -1,15 +1,15 @@
-// Large blocks of host memory, cut from one range of addresses on huge pages. Freed neighbours are joined, so what one
-// size leaves serves any other size. A free page is kept (it has memory) or returned (the system has its memory back,
-// and using the page again costs a fault).
+// Large blocks of host memory, cut from one range of addresses on huge pages. Freed neighbours are joined, so memory of
+// one block size can serve any other size. A free page is kept (it still has memory) or returned (the system has its
+// memory back, and the next use of the page causes a page fault).
 //
-// A training step asks for the same blocks again and again. From the second step on it finds them among what is kept,
-// and causes no page fault. A block takes the first kept range that it fits into, by address. Over the steps of six
-// networks (README of tests/bench), eager and compiled, in both layouts, the heap is then 1.00 to 1.08 times the most
-// bytes in use (median 1.016); at best fit, 1.00 to 1.22.
+// Every training step allocates the same blocks. From the second step on it finds kept pages for them and causes no
+// page faults. A block takes the first kept range, by address, in which it fits (first fit). Measured over training
+// steps of six networks (README of tests/bench), eager and compiled, in both layouts: the heap is 1.00 to 1.08 times
+// the peak bytes in use (median 1.016). With best fit it is 1.00 to 1.22 times.
 //
-// No call looks at more than some thousand ranges, however many there are: with more, it may miss a better one.
+// A call looks at some thousand ranges at most. With more ranges in the heap it may miss a better one.
 //
-// Not thread safe. Nothing that frees allocates memory for bookkeeping, so it cannot fail.
+// Not thread safe. Freeing allocates no memory for bookkeeping, so it cannot fail.
 #pragma once
 
 #include <bit>
@@ -25,33 +25,33 @@ class PageHeap {
 
  public:
   static constexpr size_t kHugePage = 2 << 20;
-  // To pages of the system, which are 4 KB on most machines.
+  // Rounds up to whole pages of the system (4 KB on most machines).
   static size_t round_up(size_t bytes);
 
-  // Reserves `bytes` of addresses, less if the system refuses so many. A reservation takes no memory.
+  // Reserves `bytes` of address space, less if the system refuses. A reservation takes no memory.
   explicit PageHeap(size_t bytes);
   ~PageHeap();
   PageHeap(const PageHeap&) = delete;
   PageHeap& operator=(const PageHeap&) = delete;
 
-  // Sizes of blocks are whole pages. Both may throw std::bad_alloc, which changes nothing.
+  // Sizes of blocks are whole pages. take_kept() and take() may throw std::bad_alloc, which leaves the heap unchanged.
   //
-  // A block of kept pages: the first ones by address. Null: there are none.
+  // Takes a block of kept pages: the first fit by address. Returns null if there is none.
   void* take_kept(size_t bytes);
-  // A place for a block that takes as little as possible from the system: `fresh` bytes. Its other pages are kept ones.
+  // The place for a block that needs the fewest new pages: `fresh` bytes come from the system, the rest are kept pages.
   struct Place {
-    Range* range = nullptr;  // where it begins; null: no addresses are left
-    size_t skip = 0;         // behind the begin of that range
+    Range* range = nullptr;  // where the block begins; null: no address space is left
+    size_t skip = 0;         // bytes from the begin of that range
     size_t fresh = 0;
   };
   Place cheapest(size_t bytes) const;
-  // Null: the system refuses. `place` is valid until the heap changes.
+  // Returns null if the system refuses. `place` is valid until the heap changes.
   void* take(const Place& place, size_t bytes);
 
-  void put(void* data) noexcept;  // pages are kept
+  void put(void* data) noexcept;  // frees a block; its pages are kept
   bool contains(const void* data) const;
-  // Returns `bytes` of kept pages to the system, those of the range that has been kept longest (of kMostLooked in each
-  // class). The bytes returned: at most one range's, 0 if nothing is kept.
+  // Gives up to `bytes` of kept pages back to the system, from the range that has been kept longest (among kMostLooked
+  // ranges of each class). Returns the bytes given back: at most that range, 0 if nothing is kept.
   size_t give_back(size_t bytes) noexcept;
 
   size_t kept_bytes() const { return kept_bytes_; }
@@ -59,8 +59,8 @@ class PageHeap {
 
  private:
   static constexpr int kClasses = 65;
-  static constexpr int kMostLooked = 64;      // of the ranges of a class, by address
-  static constexpr int kMostLookedAt = 1024;  // of all ranges, by cheapest(): those at the end
+  static constexpr int kMostLooked = 64;      // ranges of one class that a search looks at, in order of addresses
+  static constexpr int kMostLookedAt = 1024;  // ranges that cheapest() looks at: the last ones by address
   static int class_of(size_t bytes) { return std::bit_width(bytes); }
 
   enum class State { kUsed, kKept, kReturned };
@@ -69,22 +69,22 @@ class PageHeap {
     uintptr_t address;
     size_t bytes;
     State state;
-    uint64_t age = 0;  // the number of blocks that were freed before the last one of its blocks
+    uint64_t age = 0;  // time of the latest free in this range, counted in freed blocks
     Range *before = nullptr, *after = nullptr;
-    Index::node_type node{};  // its place in kept_, while it is not kept
+    Index::node_type node{};  // the range's node for kept_; held here while the range is not in kept_
   };
 
   static Range* make(uintptr_t address, size_t bytes, State state);
-  Range* split(Range* range, size_t bytes);  // cuts a free range; what is behind its first `bytes`
-  void absorb_after(Range* range);           // a range takes in the one behind it
+  Range* split(Range* range, size_t bytes);  // cuts a free range after `bytes`; returns the second part
+  void absorb_after(Range* range);           // joins a range with the next one
   void index(Range* range);
   void unindex(Range* range);
   Range* join_with_neighbours(Range* range);
   bool make_writable(uintptr_t end);
 
   uintptr_t begin_ = 0, end_ = 0, writable_ = 0;  // pages below writable_ may be written
-  Range *first_ = nullptr, *last_ = nullptr;      // of all ranges, in the order of addresses
-  Index kept_[kClasses];                          // by the size's highest bit
+  Range *first_ = nullptr, *last_ = nullptr;      // list of all ranges in the order of addresses
+  Index kept_[kClasses];                          // kept ranges by the highest bit of their size
   std::unordered_map<const void*, Range*> used_;
   uint64_t freed_ = 0;
   size_t kept_bytes_ = 0, used_bytes_ = 0;

@@ -13,13 +13,13 @@ std::atomic<bool> recording{false};
 namespace {
 
 struct Recorded {
-  std::mutex mutex;  // guards `peak`, but for its most_activations
+  std::mutex mutex;  // guards `peak`, except its most_activations
   std::atomic<int64_t> bytes{0};
-  std::atomic<const void*> newest{nullptr};  // the block that made the peak; its purpose may become known later
+  std::atomic<const void*> newest{nullptr};  // the block that made the peak; its purpose may be set later
   std::atomic<int64_t> most_activations{0};
   Peak peak;
 };
-// Never destroyed: memory is freed until the very end of a process.
+// Never destroyed, because memory is freed until the end of the process.
 Recorded& recorded() {
   static Recorded* recorded = new Recorded;
   return *recorded;

@@ -1,5 +1,5 @@
-// Records the moment at which most host memory was in use, while a memory::Recording (memory.h) lives. The allocator
-// and storages report to the functions at the end of this file.
+// Records the moment of peak use of host memory while a memory::Recording (memory.h) lives. The allocator and storages
+// report to the functions at the end of this file.
 #pragma once
 
 #include <atomic>
@@ -17,20 +17,20 @@ struct Peak {
   int64_t most_activations = 0;  // the most bytes of activations at any time
 };
 
-// Whether peaks are recorded: ask before the calls below.
+// True while peaks are recorded. Check this before the note_ functions below.
 namespace detail {
 extern std::atomic<bool> recording;
 }  // namespace detail
 inline bool recording() { return detail::recording.load(std::memory_order_relaxed); }
 
-// False if there is a recording already.
+// Returns false if a recording runs already.
 bool start_recording();
 void stop_recording();
-// Starts over: `now` is the peak until more memory is in use.
+// Restarts the recording: `now` is the peak until more memory is in use.
 void restart_peak(const AllocatorStats& now);
 Peak peak();
 
-// A block was allocated; `now` includes it.
+// Reports an allocated block; `now` includes it.
 void note_allocation(const AllocatorStats& now, const void* data);
 void note_purpose(const void* data, size_t bytes, Purpose from, Purpose to, int64_t activations_now);
 void note_free(const void* data);

@@ -17,7 +17,7 @@ Storage Storage::allocate(size_t bytes, Device device) try {
   storage.block_ = new Block;
   storage.block_->device = device;
   storage.block_->bytes = bytes;
-  storage.block_->data = static_cast<std::byte*>(table.allocate(device.index, bytes));  // if it throws: no block
+  storage.block_->data = static_cast<std::byte*>(table.allocate(device.index, bytes));  // may throw: then data is null
   return storage;
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("a tensor's memory");
@@ -38,7 +38,7 @@ Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> ow
 
 void Storage::change_purpose(Purpose purpose) const {
   if (block_->owner != nullptr) return;
-  // Whoever changes it counts what it was, so that threads may race.
+  // exchange() returns the old purpose exactly once, so the counts stay right if threads race.
   const Purpose before = block_->purpose.exchange(purpose, std::memory_order_relaxed);
   const BackendTable& table = backend_of(block_->device);
   if (!table.host_memory) {

@@ -1,6 +1,6 @@
-// Storage: one reference-counted block of bytes, shared by a tensor and its views, with the version counter that
-// in-place writes bump. Memory comes from the device (backend.h); host memory from allocator.h. Thread safety:
-// reference counts and versions are atomic; the bytes are the user's to synchronise.
+// Storage: one reference-counted block of bytes, shared by a tensor and its views, with a version counter that in-place
+// writes increase. Memory comes from the device (backend.h); host memory from allocator.h. Thread safety: reference
+// counts and versions are atomic; the user must synchronise access to the bytes.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class Storage {
  public:
   Storage() = default;
   static Storage allocate(size_t bytes, Device device = kCPU);
-  // Memory owned by someone else (a mapped file): `owner`, not null, is kept alive as long as the storage.
+  // Uses memory that `owner` owns (a mapped file). The storage keeps `owner`, which may not be null, alive.
   static Storage borrow(void* data, size_t bytes, std::shared_ptr<const void> owner, Device device = kCPU);
 
   Storage(const Storage& other) : block_(other.block_) { retain(); }
@@ -40,7 +40,7 @@ class Storage {
   bool is_borrowed() const { return block_->owner != nullptr; }
   friend bool operator==(const Storage& a, const Storage& b) { return a.block_ == b.block_; }
   const void* id() const { return block_; }
-  // Freed with the block. Null: there is none.
+  // An object that is deleted with the block. Null if there is none.
   struct Attachment {
     virtual ~Attachment() = default;
   };

@@ -1,14 +1,14 @@
-// Images and masks as tensors: PNG by libpng, JPEG by libjpeg-turbo.
+// Reads and writes images and masks as tensors: PNG with libpng, JPEG with libjpeg-turbo.
 //
 //   Tensor picture = io::read_image("street.jpg", {.mode = io::ImageMode::kRgb});   // (3, H, W) u8
 //   Tensor classes = io::read_mask("street_labelIds.png");                          // (H, W) i32
 //   io::write_image("out.png", picture);
 //   io::write_mask("prediction.png", classes, palette);
 //
-// Every failure is a FileError with the file's name: a file that is damaged, cut off, of another format, or larger than
-// `max_pixels` and `max_bytes` allow. A damaged file is never half an image, and a PNG whose checksums do not hold is
-// damaged. Colour profiles, gamma and the orientation in EXIF data are not applied. Tensors are in host memory; the
-// default device does not matter. Thread safety: all functions may run at the same time.
+// Every failure is a FileError with the file's name: the file is damaged, truncated, of another format, or larger than
+// `max_pixels` and `max_bytes` allow. A damaged file never gives a partial image, and a PNG with a wrong checksum is
+// damaged. Colour profiles, gamma and the orientation in EXIF data are not applied. Tensors are in host memory,
+// regardless of the default device. Thread safety: all functions may run at the same time.
 #pragma once
 
 #include <array>
@@ -25,30 +25,30 @@ namespace rondo::io {
 enum class ImageFormat { kPng, kJpeg };
 
 enum class ImageMode {
-  // As many channels as the file has: 1 gray, 2 gray and alpha, 3 RGB, 4 RGBA. A palette becomes RGB, or RGBA if it has
+  // The channels of the file: 1 gray, 2 gray and alpha, 3 RGB, 4 RGBA. A palette becomes RGB, or RGBA if it has
   // transparent colours; CMYK becomes RGB.
   kAsStored,
   kGray,  // 0.299 R + 0.587 G + 0.114 B, rounded (ITU-R BT.601); alpha is dropped
   kRgb,   // gray is repeated; alpha is dropped
-  kRgba,  // alpha is 255 where the file has none
+  kRgba,  // alpha is 255 if the file has none
 };
 
 struct ImageInfo {
   ImageFormat format = ImageFormat::kPng;
   int64_t height = 0;
   int64_t width = 0;
-  int channels = 0;  // those of kAsStored
-  int bits = 8;      // of a channel; of an index if the image has a palette
+  int channels = 0;  // as with kAsStored
+  int bits = 8;      // per channel, or per index if the image has a palette
   bool palette = false;
 };
 
 struct ReadImageOptions {
   ImageMode mode = ImageMode::kAsStored;
-  // Channels of 16 bits become the nearest value of 8 bits. Otherwise such a file is an error.
+  // True: channels of 16 bits are rounded to 8 bits. False: such a file is an error.
   bool round_16_bits = false;
   int64_t max_pixels = int64_t{1} << 27;  // width times height
-  // The most memory that decoding may take, the image included. It bounds the work, too: an image of unusual form, such
-  // as 2^27 rows of one pixel or a JPEG of 500 scans, may need more than its size. It is the same for every run.
+  // The limit of memory for decoding, including the image. It also limits the work: an unusual image, such as 2^27 rows
+  // of one pixel or a JPEG of 500 scans, may need a limit above its size. The result is the same in every run.
   int64_t max_bytes = int64_t{1} << 28;
 };
 
@@ -59,31 +59,31 @@ struct WriteImageOptions {
 
 using Color = std::array<uint8_t, 3>;  // red, green, blue
 
-// What the header says. The file is read up to its first pixel.
+// The information in the header. Reads the file only up to its first pixel.
 ImageInfo image_info(const std::string& path);
 
-// (C, H, W) u8. The memory is that of (H, W, C), i.e. the tensor is laid out channels-last.
+// Returns (C, H, W) u8 in channels-last memory layout, i.e. a view of a dense (H, W, C).
 Tensor read_image(const std::string& path, const ReadImageOptions& options = {});
-// The same, from the bytes of a file. `name` stands for the path in errors.
+// The same, from the bytes of a file. `name` replaces the path in errors.
 Tensor decode_image(std::string_view bytes, const std::string& name, const ReadImageOptions& options = {});
 
-// (H, W) i32, contiguous: what a PNG with a palette or of gray stores for each pixel, unchanged, in 1 to 16 bits.
-// Colours, alpha and JPEG, which does not keep numbers, are errors. The limits are those of ReadImageOptions.
+// Returns (H, W) i32, contiguous: the number that a PNG with a palette or in gray stores for each pixel, unchanged, of
+// 1 to 16 bits. Colours, alpha and JPEG, which does not keep exact numbers, are errors. Limits: see ReadImageOptions.
 Tensor read_mask(const std::string& path, int64_t max_pixels = ReadImageOptions().max_pixels,
                  int64_t max_bytes = ReadImageOptions().max_bytes);
 Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels = ReadImageOptions().max_pixels,
                    int64_t max_bytes = ReadImageOptions().max_bytes);
 
 // `image` is u8, (C, H, W) with 1 to 4 channels or (H, W), in any layout and on any device; JPEG takes 1 or 3 channels.
-// The suffix chooses the format: .png, .jpg or .jpeg. The file appears whole or not at all (atomic_file.h).
+// The suffix selects the format: .png, .jpg or .jpeg. The file is written atomically (atomic_file.h).
 void write_image(const std::string& path, const Tensor& image, const WriteImageOptions& options = {},
                  std::source_location where = std::source_location::current());
-// The bytes of such a file.
+// Returns the bytes of such a file.
 std::string encode_image(const Tensor& image, ImageFormat format, const WriteImageOptions& options = {},
                          std::source_location where = std::source_location::current());
 
-// A PNG of 8 bits. `mask` is (H, W) of an integer dtype; its values lie in [0, 255], and below palette.size() if there
-// is a palette, which is stored with the mask: viewers show its colours, read_mask() returns the numbers.
+// Writes a PNG of 8 bits. `mask` is (H, W) of an integer dtype with values in [0, 255], and below palette.size() if
+// there is a palette. The palette is stored with the mask: viewers show its colours, read_mask() returns the numbers.
 void write_mask(const std::string& path, const Tensor& mask, std::span<const Color> palette = {},
                 std::source_location where = std::source_location::current());
 

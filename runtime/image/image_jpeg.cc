@@ -17,7 +17,7 @@
 namespace rondo::io {
 namespace {
 
-// libjpeg hands its `err` back to the handlers, so the public part comes first.
+// libjpeg passes a pointer to `manager` back to the handlers, which cast it to this struct, so it is the first member.
 struct JpegErrors {
   jpeg_error_mgr manager;
   std::jmp_buf jump;
@@ -30,7 +30,8 @@ struct JpegErrors {
   std::longjmp(errors->jump, 1);
 }
 
-// A warning means that the decoder goes on with pixels of its own making. Two kinds leave the pixels alone.
+// After a warning, libjpeg continues with invented pixels, so a warning is an error here. Two kinds of warnings do not
+// affect the pixels.
 void on_jpeg_message(j_common_ptr codec, int level) {
   const int code = codec->err->msg_code;
   if (level < 0 && code != JWRN_EXTRANEOUS_DATA && code != JWRN_JFIF_MAJOR) on_jpeg_error(codec);
@@ -74,10 +75,10 @@ class JpegDecoder final : public ImageDecoder {
   }
 
  private:
-  // The coefficients of one component, where a file has several scans: as libjpeg's own "virtual array" of blocks, but
-  // with the memory of the budget.
+  // The coefficients of one component of a file with several scans. It replaces libjpeg's own "virtual array" of blocks
+  // and takes its memory from the budget.
   struct Coefficients {
-    JDIMENSION blocks = 0, rows = 0;  // blocks of a row
+    JDIMENSION blocks = 0, rows = 0;  // blocks in each row, number of rows
     void* memory = nullptr;
     JBLOCKARRAY row = nullptr;  // the blocks of each row
   };
@@ -87,7 +88,7 @@ class JpegDecoder final : public ImageDecoder {
     on_jpeg_error(codec);
   }
 
-  // ---- What libjpeg calls
+  // ---- Callbacks of libjpeg
 
   static void ignore(j_decompress_ptr) {}
   static boolean next_piece(j_decompress_ptr codec) {
@@ -104,7 +105,7 @@ class JpegDecoder final : public ImageDecoder {
     source->next_input_byte += left;
     source->bytes_in_buffer -= left;
   }
-  // Before each row of blocks of each scan.
+  // libjpeg calls it before each row of blocks of each scan.
   static void before_row(j_common_ptr codec) {
     JpegDecoder* const self = of(codec);
     if (!self->guarded([self] { self->count_row(); })) stop(codec, JERR_BAD_PROGRESSION);
@@ -116,7 +117,7 @@ class JpegDecoder final : public ImageDecoder {
     Coefficients& made = self->coefficients_[self->n_coefficients_++];
     made.blocks = blocks;
     made.rows = rows;
-    return reinterpret_cast<jvirt_barray_ptr>(&made);  // a type that only the memory manager looks into
+    return reinterpret_cast<jvirt_barray_ptr>(&made);  // opaque to libjpeg, except to its memory manager
   }
   static void make_blocks(j_common_ptr codec) {
     JpegDecoder* const self = of(codec);
@@ -129,7 +130,7 @@ class JpegDecoder final : public ImageDecoder {
     return c.row + row;
   }
 
-  // ---- Their work, which may throw
+  // ---- The work of the callbacks, which may throw
 
   void take_piece() {
     bytes_.drop(piece_bytes_);
@@ -143,7 +144,7 @@ class JpegDecoder final : public ImageDecoder {
     if (!in_scans_ || jpeg_has_multiple_scans(&codec_) == 0) return;
     if (codec_.input_scan_number != scan_) budget_.work(4096);
     scan_ = codec_.input_scan_number;
-    // A scan of one component has its blocks one by one, a scan of several has groups of them.
+    // In a scan of one component an MCU is one block; in a scan of several components it is a group of blocks.
     const auto rows = codec_.comps_in_scan == 1 ? codec_.cur_comp_info[0]->v_samp_factor : 1;
     const uint64_t blocks = uint64_t{codec_.MCUs_per_row} * static_cast<uint64_t>(codec_.blocks_in_MCU * rows);
     budget_.work(64 + blocks * (codec_.arith_code != 0 ? 256 : 16));
@@ -165,7 +166,7 @@ class JpegDecoder final : public ImageDecoder {
     for (Coefficients& c : coefficients_) budget_.deallocate(c.memory);
   }
 
-  // ---- Steps, which a jump may leave
+  // ---- Steps that an error leaves by longjmp()
 
   bool read_header() {
     if (setjmp(errors_.jump) != 0) return false;
@@ -204,7 +205,7 @@ class JpegDecoder final : public ImageDecoder {
     if (codec_.output_scanline == codec_.output_height) jpeg_finish_decompress(&codec_);
     return true;
   }
-  // This function has a frame of its own, so that setjmp()'s frame has no variable that changes while a jump may come.
+  // A separate function, so that the frame of setjmp() has no variable that changes before a possible longjmp().
   [[gnu::noinline]] void unpack(uint8_t* rows, int64_t count, size_t row_bytes) {
     for (int64_t y = 0; y < count; ++y) {
       JSAMPROW row = rows + static_cast<size_t>(y) * row_bytes;
@@ -224,7 +225,7 @@ class JpegDecoder final : public ImageDecoder {
   int scan_ = 0;
 };
 
-// Writing: all that a jump may cross is plain data.
+// For writing. It is plain data, because longjmp() may skip destructors.
 struct JpegEncoder {
   JpegErrors errors;
   jpeg_compress_struct codec = {};

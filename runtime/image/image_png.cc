@@ -19,7 +19,7 @@ struct Message {
   char text[160] = "";
 };
 
-// libpng's error function: keeps the text and jumps to the step's setjmp().
+// libpng's error function: stores the text and jumps to the setjmp() of the current step.
 [[noreturn]] void on_png_error(png_structp png, png_const_charp text) {
   auto* message = static_cast<Message*>(png_get_error_ptr(png));
   std::snprintf(message->text, sizeof(message->text), "%s", text);
@@ -28,7 +28,7 @@ struct Message {
 
 void on_png_warning(png_structp, png_const_charp) {}
 
-// Chunks that change nothing of what this reader returns. Some are compressed: a small file could make them huge.
+// Chunks that do not affect the result. They are skipped, because compressed ones in a small file may be huge.
 constexpr png_byte kIgnored[] =
     "bKGD\0cHRM\0eXIf\0gAMA\0hIST\0iCCP\0iTXt\0oFFs\0pCAL\0pHYs\0sBIT\0sCAL\0sPLT\0sRGB\0sTER\0tEXt\0tIME\0zTXt";
 
@@ -74,7 +74,7 @@ class PngDecoder final : public ImageDecoder {
     PngDecoder* const self = of(png_get_mem_ptr(png));
     void* block = nullptr;
     self->guarded([&] { block = self->budget_.allocate(bytes); });
-    return block;  // null is an error to libpng
+    return block;  // libpng reports an error if it is null
   }
   static void give_memory_back(png_structp png, png_voidp block) {
     of(png_get_mem_ptr(png))->budget_.deallocate(block);
@@ -88,7 +88,7 @@ class PngDecoder final : public ImageDecoder {
     self->guarded([&] { whole = self->copy(out, count, dropped ? 512 : 4); });
     if (!whole) png_error(png, "it ends too early");
   }
-  // False: the file has fewer bytes. Throws FileError.
+  // Returns false if the file has fewer bytes. Throws FileError.
   bool copy(png_bytep out, size_t count, uint64_t units_of_a_byte) {
     budget_.work(32 + count * units_of_a_byte);
     while (count > 0) {
@@ -103,15 +103,15 @@ class PngDecoder final : public ImageDecoder {
     return true;
   }
 
-  // After a row is unpacked, and before libpng reads on to the end of the stream, however long that is.
+  // libpng calls it after a row is unpacked. After the last row it reads the rest of the stream, however long that is.
   static void on_row(png_structp png, png_row_infop, png_bytep) {
     PngDecoder* const self = of(png_get_mem_ptr(png));
     self->all_unpacked_ = png_get_current_row_number(png) + 1 == png_get_image_height(png, self->png_info_) &&
                           png_get_current_pass_number(png) + 1 == self->passes_;
   }
 
-  // libpng warns of a chunk that it leaves out: a chunk of another length, at another place or twice. Pixels without
-  // what a chunk says of them are another image.
+  // libpng warns about a chunk that it ignores: one of wrong length, at a wrong place, or a duplicate. If transparency
+  // or palette colours are lost that way, the image would be wrong, so the warning becomes an error.
   static void on_warning(png_structp png, png_const_charp text) {
     const int color = png_get_color_type(png, of(png_get_mem_ptr(png))->png_info_);
     const bool palette = color == PNG_COLOR_TYPE_PALETTE, alpha = (color & PNG_COLOR_MASK_ALPHA) != 0;
@@ -125,8 +125,8 @@ class PngDecoder final : public ImageDecoder {
     // read_image.cc limits the number of pixels, with a better message.
     png_set_user_limits(png_, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
     png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, kIgnored, static_cast<int>(sizeof(kIgnored) / 5));
-    // A checksum that does not hold is an error in every chunk: a flipped bit may be in the name, so that tRNS would be
-    // left out as a chunk that nobody knows.
+    // A wrong checksum is an error in every chunk: the damaged bit may be in the chunk's name, and then a tRNS would be
+    // ignored as an unknown chunk.
     png_set_crc_action(png_, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);
     png_read_info(png_, png_info_);
     return true;
@@ -151,7 +151,7 @@ class PngDecoder final : public ImageDecoder {
       png_set_expand(png_);    // palettes to colours, gray to 8 bits, tRNS to alpha
       png_set_scale_16(png_);  // rounds to nearest
     } else {
-      png_set_packing(png_);  // a byte for each number of fewer bits
+      png_set_packing(png_);  // one byte for each number, also if it has fewer bits
       if (std::endian::native == std::endian::little) png_set_swap(png_);
     }
     png_set_read_user_transform_fn(png_, on_row);
@@ -165,18 +165,18 @@ class PngDecoder final : public ImageDecoder {
     unpack_passes(rows, count, row_bytes);
     return true;
   }
-  // A frame of its own: what changes while a jump may come is not in setjmp()'s frame.
+  // A separate function, so that the frame of setjmp() has no variable that changes before a possible longjmp().
   [[gnu::noinline]] void unpack_passes(uint8_t* rows, int64_t count, size_t row_bytes) {
     for (int pass = 0; pass < passes_; ++pass)
       for (int64_t y = 0; y < count; ++y) {
-        // The last pass of an interlaced image has its odd rows, so an even one at the end has nothing to unpack.
+        // The last pass of an interlaced image has only odd rows. If the last row is even, it needs no unpacking.
         if (pass == 6 && y + 1 == count && y % 2 == 0) all_unpacked_ = true;
         png_read_row(png_, rows + static_cast<size_t>(y) * row_bytes, nullptr);
       }
   }
   bool read_end() {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
-    png_read_end(png_, png_info_);  // without the info it leaves chunks out in silence
+    png_read_end(png_, png_info_);  // without png_info_ it would ignore chunks without a warning
     return true;
   }
 
@@ -189,7 +189,7 @@ class PngDecoder final : public ImageDecoder {
   bool all_unpacked_ = false;
 };
 
-// Writing: all that a jump may cross is plain data.
+// For writing. It is plain data, because longjmp() may skip destructors.
 struct PngEncoder {
   Message message;
   std::string* out = nullptr;

@@ -1,4 +1,4 @@
-// Images and masks from the rows that a codec reads.
+// Makes images and masks from the rows that a codec reads.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +9,7 @@
 namespace rondo::io {
 namespace {
 
-constexpr size_t kBand = 1 << 18;  // bytes of the rows that are converted at once
+constexpr size_t kBand = 1 << 18;  // bytes of rows that are converted together
 
 std::unique_ptr<ImageDecoder> open_image(ImageBytes& bytes, ImageBudget& budget) {
   const std::string_view front = bytes.front();
@@ -26,9 +26,9 @@ void check_size(const ImageInfo& info, const std::string& name, int64_t max_pixe
                                      " pixels, more than max_pixels = ", max_pixels));
 }
 
-// ---- Pixels of one kind to those of another, all of (H, W, C)
+// ---- Conversions of pixels, all in (H, W, C)
 
-// Luma in fixed point with 16 bits of fraction, as Pillow computes it.
+// Luma in fixed point with 16 fractional bits, as in Pillow.
 uint8_t luma(const uint8_t* rgb) {
   return static_cast<uint8_t>((19595 * rgb[0] + 38470 * rgb[1] + 7471 * rgb[2] + 0x8000) >> 16);
 }
@@ -59,13 +59,13 @@ void convert(const uint8_t* in, int from, uint8_t* out, int to, int64_t pixels) 
   }
 }
 
-// Ink absorbs: red is what cyan and black leave. Adobe's programs store the inverse of the ink.
+// Ink absorbs light: red = (1 - cyan) (1 - black), in units of 255. Adobe's programs store 255 minus the ink.
 void cmyk_to_rgb(const uint8_t* in, uint8_t* out, int64_t pixels, bool inverted) {
   for (int64_t i = 0; i < pixels; ++i, in += 4, out += 3)
     for (int c = 0; c < 3; ++c) out[c] = inverted ? scaled(in[c], in[3]) : scaled(255 - in[c], 255 - in[3]);
 }
 
-// A new tensor whose bytes count as used as long as the budget lives.
+// A new tensor. Its bytes stay counted in the budget until the end.
 Tensor host_tensor(const Dims& sizes, DType dtype, ImageBudget& budget) {
   size_t bytes = size_of(dtype);
   for (const int64_t size : sizes) bytes *= static_cast<size_t>(size);
@@ -73,7 +73,7 @@ Tensor host_tensor(const Dims& sizes, DType dtype, ImageBudget& budget) {
   return Tensor::empty(sizes, {dtype, kCPU});
 }
 
-// Calls take(rows, first pixel, number of pixels) for all pixels, from the first to the last, in bands of whole rows.
+// Calls take(rows, first pixel, number of pixels) for all pixels in order, in bands of whole rows.
 template <class Take> void for_bands(ImageDecoder& decoder, ImageBudget& budget, size_t row_bytes, const Take& take) {
   const int64_t height = decoder.info.height, width = decoder.info.width;
   const int64_t most = decoder.rows_together ? height
@@ -132,7 +132,7 @@ Tensor decode_image(ImageBytes& bytes, const ReadImageOptions& options, ImageBud
     decoder->read_rows(out, info.height, row_bytes);
   } else {
     for_bands(*decoder, budget, row_bytes, [&](uint8_t* rows, int64_t first, int64_t count) {
-      // In place: a pixel's three bytes do not reach the next pixel's four.
+      // Works in place: a pixel's three output bytes end before the four input bytes of the next pixel.
       if (cmyk) cmyk_to_rgb(rows, rows, count, decoder->cmyk == ImageDecoder::Cmyk::kInverted);
       convert(rows, info.channels, out + first * wanted, wanted, count);
     });

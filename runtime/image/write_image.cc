@@ -1,4 +1,4 @@
-// Images and masks as the rows that a codec writes.
+// Converts images and masks to the rows that a codec writes.
 #include <utility>
 #include <vector>
 
@@ -57,7 +57,7 @@ std::string encode_image(const Tensor& image, ImageFormat format, const WriteIma
   if (pixels.channels == 2 || pixels.channels == 4)
     throw_op_error("write_image", absl::StrCat("JPEG has no alpha; the image has ", pixels.channels, " channels"),
                    where);
-  constexpr int64_t kMostJpeg = 65500;  // of libjpeg; the format ends at 65535
+  constexpr int64_t kMostJpeg = 65500;  // libjpeg's limit; that of the format is 65535
   if (pixels.height > kMostJpeg || pixels.width > kMostJpeg)
     throw_op_error("write_image",
                    absl::StrCat("JPEG has at most ", kMostJpeg, " rows and columns; the image is ",

@@ -34,14 +34,14 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// Also if that cannot be told.
+// Returns true also if the answer is not known.
 bool is_running(pid_t process) {
   std::error_code error;
   return std::filesystem::exists(absl::StrCat("/proc/", process), error) ||
          !std::filesystem::exists("/proc/self", error);
 }
 
-// 0, or the errno of the failed call.
+// Returns 0 or the errno of the failed call.
 int write_all(int fd, const char* data, size_t bytes, int64_t offset = -1) {
   while (bytes > 0) {
     const ssize_t n = offset < 0 ? ::write(fd, data, bytes) : ::pwrite(fd, data, bytes, offset);
@@ -62,7 +62,7 @@ AtomicFile::AtomicFile(std::string path, Access access) try : path_(std::move(pa
   static std::atomic<uint64_t> counter{0};
   const std::filesystem::path target(path_);
   if (target.filename().empty()) throw FileError(path_, "cannot write: the path names a folder");
-  // The rename would put a file in the place of a device or a pipe: /dev/null, for a process that may.
+  // The rename would replace a device or a pipe by a file, such as /dev/null if the process runs as root.
   std::error_code unknown;
   const std::filesystem::file_status old = std::filesystem::status(target, unknown);
   if (std::filesystem::exists(old) && !std::filesystem::is_regular_file(old) && !std::filesystem::is_directory(old))
@@ -72,7 +72,7 @@ AtomicFile::AtomicFile(std::string path, Access access) try : path_(std::move(pa
                          ".", counter.fetch_add(1));
     fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, access == Access::kOwner ? 0600 : 0666);
     if (fd_ >= 0) break;
-    // A process that was killed may have had our id.
+    // An earlier process, which was killed, may have had the same process id.
     if (errno != EEXIST) throw FileError(path_, errno_reason("cannot create a temporary file beside it"));
   }
 } catch (const std::bad_alloc&) {
@@ -186,7 +186,7 @@ void sweep_temporaries(const std::string& folder) try {
     if (parts.size() > 3 && absl::SimpleAtoi(parts[parts.size() - 2], &writer) && writer > 0) {
       if (is_running(writer)) continue;
     } else if (fs::file_time_type::clock::now() - fs::last_write_time(path, ignored) < std::chrono::hours(1)) {
-      continue;  // of whom is not known: perhaps of a writer at work
+      continue;  // the writer is not known and may still be at work
     }
     if (fs::is_regular_file(fs::symlink_status(path, ignored))) fs::remove(path, ignored);
   }
@@ -199,7 +199,7 @@ void fsync_folder(const std::string& folder) {
   if (fd < 0) throw FileError(folder, errno_reason("cannot open the folder"));
   const int error = ::fsync(fd) != 0 ? errno : 0;
   ::close(fd);
-  // Some file systems cannot fsync a folder and say so with EINVAL; there the rename is as durable as it gets.
+  // Some file systems cannot fsync a folder and return EINVAL. There the rename cannot be made more durable.
   if (error != 0 && error != EINVAL) throw FileError(folder, errno_reason("cannot fsync the folder", error));
 }
 

@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 
 constexpr const char* kExtension = ".rk";
 
-// Names need not be unique: the whole text is in the file, and compared.
+// Hashes need not be unique: the file holds the whole text, which find() compares.
 std::string hash_name(const std::string& text) {
   Checksum sum;
   sum.update(text);
@@ -36,7 +36,7 @@ std::string hash_name(const std::string& text) {
 
 bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(AtomicFile::kTempPrefix); }
 
-// What lies there. What cannot be read holds nothing for a cache.
+// The paths of all entries of `folder`. A folder that cannot be read counts as empty.
 std::vector<fs::path> paths_in(const std::string& folder) {
   std::vector<fs::path> paths;
   try {
@@ -67,7 +67,7 @@ DiskCacheOptions DiskCacheOptions::from_environment() {
     return options;
   std::string& folder = options.folder;
   folder = variable(std::getenv("RONDO_CACHE_DIR"));
-  // As the XDG base directory specification has it: a relative path there is ignored.
+  // A relative path is ignored, as the XDG base directory specification requires.
   if (const std::string xdg = variable(std::getenv("XDG_CACHE_HOME")); folder.empty() && xdg.starts_with("/"))
     folder = xdg + "/rondo";
   if (const std::string home = variable(std::getenv("HOME")); folder.empty() && home.starts_with("/"))
@@ -85,14 +85,14 @@ std::string DiskCache::path_of(const std::string& kernel) const {
   return absl::StrCat(folder_, "/", hash_name(kernel), kExtension);
 }
 
-// A cache that is broken in several ways is one broken cache.
+// Warns once, however many problems the cache has.
 void DiskCache::warn(const std::string& what) {
   if (warned_.exchange(true) || warn_ == nullptr) return;
   warn_(absl::StrCat("kernel cache ", root_, ": ", what,
                      "; kernels are compiled as if it were not there (RONDO_CACHE=off silences this)"));
 }
 
-// True if entries may be looked for. Absent folders are looked for again: another process may make them.
+// True if entries may be looked up. A missing folder is checked again in each call: another process may create it.
 bool DiskCache::usable() {
   std::lock_guard lock(mutex_);
   if (root_.empty() || state_ == State::kRefused) return false;
@@ -123,9 +123,9 @@ std::optional<std::string> DiskCache::find(const std::string& kernel) {
     warn(absl::StrCat(path, ": ", file.ok() ? "no cache entry" : std::string(file.status().message())));
     return std::nullopt;
   }
-  // Another kernel with the same hash: not found, and to be replaced.
+  // Another kernel with the same hash: this one is not found, and store() will replace the file.
   if (file->host != host_text_ || file->kernels[0].kernel != kernel) return std::nullopt;
-  // Used entries stay longest; a day's precision spares most of the writes.
+  // prune() removes the entries that were not used for longest. One update of the time a day is precise enough.
   std::error_code ignored;
   const auto now = fs::file_time_type::clock::now();
   if (const auto written = fs::last_write_time(path, ignored); !ignored && now - written > 24h)
@@ -133,7 +133,7 @@ std::optional<std::string> DiskCache::find(const std::string& kernel) {
   return std::move(file->kernels[0].object);
 }
 
-// Made for us alone, whatever the umask: a folder that the group may write to is one that we refuse.
+// Creates a folder that only this user can access, whatever the umask: usable() refuses folders that a group can write.
 void DiskCache::make_folder(const std::string& path) {
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     throw FileError(path, absl::StrCat("cannot create: ", std::generic_category().message(errno)));
@@ -148,14 +148,14 @@ void DiskCache::store(const std::string& kernel, const std::string& object) {
     try {
       write(kernel, object);
     } catch (const FileError&) {
-      // Another process may have removed the folder, empty as it was.
+      // Another process may have removed the folder while it was empty.
       if (std::error_code ignored; fs::exists(folder_, ignored)) throw;
       write(kernel, object);
     }
   } catch (const FileError& error) {
     warn(error.what());
     std::lock_guard lock(mutex_);
-    writable_ = false;  // full or read-only: it will not get better while we run
+    writable_ = false;  // full or read-only: this process does not try again
   }
 }
 
@@ -166,7 +166,7 @@ void DiskCache::write(const std::string& kernel, const std::string& object) {
   make_folder(folder_);
   if (!usable()) return;
   const std::string bytes = pack({host_text_, {{kernel, object}}});
-  // A pipe or a device of an entry's name: the folder is ours, and AtomicFile does not replace it.
+  // AtomicFile does not replace a pipe or a device. If one has the entry's name, remove it: the folder is our own.
   if (std::error_code ignored; fs::is_other(path_of(kernel), ignored)) fs::remove(path_of(kernel), ignored);
   AtomicFile file(path_of(kernel), Access::kOwner);
   file.write(bytes);
@@ -182,7 +182,7 @@ void DiskCache::reject(const std::string& kernel, const std::string& why) {
   fs::remove(path_of(kernel), ignored);
 }
 
-// Only folders that a cache made: somebody may have given us one that has other things in it.
+// Lists only folders that a cache created: the user may have chosen a root folder that also holds other things.
 std::vector<std::string> DiskCache::host_folders() const {
   std::vector<std::string> folders;
   for (const fs::path& path : paths_in(root_)) {
@@ -193,7 +193,7 @@ std::vector<std::string> DiskCache::host_folders() const {
   return folders;
 }
 
-// Counting takes a while where there is much, so processes leave it to one a day, unless they store much themselves.
+// To count a large cache takes long, so one process a day does it, and each process that stores much itself.
 bool DiskCache::prune_is_due(int64_t stored) {
   stored_ += stored;
   if (bytes_ >= 0) return (bytes_ += stored) > max_bytes_;
@@ -203,8 +203,9 @@ bool DiskCache::prune_is_due(int64_t stored) {
   return error || fs::file_time_type::clock::now() - last > 24h;
 }
 
-// Counts what is there; beyond the bound, removes the oldest until three quarters are left. Other processes may do the
-// same at the same time: a file that is gone already is no error, and one that somebody is reading stays readable.
+// Counts the bytes of all entries. If they exceed max_bytes_, removes the oldest entries until three quarters of it are
+// left. Other processes may do this at the same time: a file that is gone already is no error, and a file that another
+// process is reading stays readable.
 void DiskCache::prune() {
   struct File {
     fs::file_time_type time;
@@ -222,7 +223,7 @@ void DiskCache::prune() {
       const File file{fs::last_write_time(path, gone), static_cast<int64_t>(fs::file_size(path, gone)), path};
       if (gone) continue;
       if (is_temporary(file.path)) {
-        if (now - file.time > 1h) fs::remove(file.path, gone);  // of a process that was killed
+        if (now - file.time > 1h) fs::remove(file.path, gone);  // left by a process that was killed
       } else if (file.path.extension() == kExtension) {
         bytes_ += file.bytes;
         files.push_back(file);
@@ -236,7 +237,7 @@ void DiskCache::prune() {
     std::error_code gone;
     fs::remove(file.path, gone);
     bytes_ -= file.bytes;
-    if (file.path.parent_path() != fs::path(folder_)) ::rmdir(file.path.parent_path().c_str());  // if it is empty now
+    if (file.path.parent_path() != fs::path(folder_)) ::rmdir(file.path.parent_path().c_str());  // fails if not empty
   }
 }
 
@@ -244,7 +245,7 @@ HostDifference DiskCache::nearest_host(const std::string& kernel) const {
   HostDifference nearest;
   if (root_.empty()) return nearest;
   std::vector<std::string> folders = host_folders();
-  if (folders.size() > 64) folders.resize(64);  // each costs a look
+  if (folders.size() > 64) folders.resize(64);  // each one costs a file read
   for (const std::string& folder : folders) {
     if (folder == folder_) continue;
     const fs::path path = folder + "/" + hash_name(kernel) + kExtension;

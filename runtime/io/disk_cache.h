@@ -2,10 +2,10 @@
 //
 //   <folder>/<hash of the host key>/<hash of the kernel's text>.rk      (kernel_file.h, with both texts in full)
 //
-// A cache never fails. If it is damaged, foreign, read-only or full, Rondo compiles again and gives one warning per
-// process (DiskCacheOptions::warn). Any number of processes may share it: files appear whole, by renaming; an equal one
-// that is written twice is written equally. Code is run, so files and folders that others can write to are refused.
-// Thread safe.
+// Using the cache never throws. If it is damaged, owned by another user, read-only or full, Rondo compiles again and
+// gives one warning per process (DiskCacheOptions::warn). Any number of processes may share it: files become visible
+// whole, by renaming, and two processes that write the same entry write the same bytes. Rondo runs this code, so it
+// refuses files and folders that other users can write to. Thread safe.
 #pragma once
 
 #include <atomic>
@@ -21,18 +21,18 @@
 namespace rondo::io {
 
 struct DiskCacheOptions {
-  std::string folder;  // made when the first kernel is stored; "": nothing is found or stored
+  std::string folder;  // created when the first kernel is stored; "" switches the cache off
   int64_t max_bytes = int64_t{256} << 20;
-  void (*warn)(std::string_view text) = nullptr;  // null: nobody is told
+  void (*warn)(std::string_view text) = nullptr;  // null: no warnings
 
-  // RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo; RONDO_CACHE=off or RONDO_DISABLE=cache: none.
-  // RONDO_CACHE_MB bounds it.
+  // The folder is RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo. RONDO_CACHE=off or
+  // RONDO_DISABLE=cache switches the cache off. RONDO_CACHE_MB sets max_bytes.
   static DiskCacheOptions from_environment();
 };
 
 class DiskCache {
  public:
-  // Nothing is found or stored if a component of the key is not known.
+  // If a component of `host` is not known, the cache finds and stores nothing.
   DiskCache(DiskCacheOptions options, HostKey host);
 
   // The object code for a kernel's canonical text.
@@ -41,9 +41,9 @@ class DiskCache {
   // Forgets an entry whose object turned out to be useless.
   void reject(const std::string& kernel, const std::string& why);
 
-  // Code of this kernel for another host key: how that differs, for explaining a miss. Empty: there is none.
+  // To explain a miss: if the cache has this kernel for another host key, how that key differs; else empty.
   HostDifference nearest_host(const std::string& kernel) const;
-  // Texts of some kernels that are there for this host, for explaining a miss.
+  // To explain a miss: the texts of some kernels that the cache has for this host.
   std::vector<std::string> some_kernels(size_t at_most) const;
 
   const std::string& folder() const { return root_; }
@@ -69,8 +69,8 @@ class DiskCache {
   std::mutex mutex_;  // guards what follows
   State state_ = State::kUnknown;
   bool writable_ = true;
-  int64_t stored_ = 0;  // bytes, by this process
-  int64_t bytes_ = -1;  // of all entries, as far as this process knows; -1: not counted yet
+  int64_t stored_ = 0;  // bytes that this process has stored
+  int64_t bytes_ = -1;  // bytes of all entries, as far as this process knows; -1: not counted yet
 };
 
 }  // namespace rondo::io

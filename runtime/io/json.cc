@@ -82,7 +82,7 @@ std::string JsonReader::string() {
   expect('"', "a string");
   std::string out;
   for (;;) {
-    // Copies runs without escapes in one piece.
+    // Copies each run of characters without escapes at once.
     const size_t start = at_;
     while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\') {
       if (static_cast<uint8_t>(text_[at_]) < 0x20) fail("control character in a string");

@@ -1,6 +1,6 @@
-// A strict pull reader of JSON (RFC 8259) for files that nobody has vouched for. The caller asks for what its format
-// allows next, so anything else (a float where a count belongs, one more level of nesting) is an error at its byte, and
-// nothing is stored that was not asked for: memory is one string at a time.
+// A strict pull parser of JSON (RFC 8259) for untrusted files. The caller asks for the value that its format allows
+// next. Anything else (a float instead of a count, one more level of nesting) is an error at its byte. Nothing is
+// stored that the caller did not ask for: the reader holds one string at a time.
 //
 //   JsonReader json(path, text);
 //   json.object([&](std::string& key) { sizes[key] = json.unsigned_integer(); });
@@ -23,10 +23,10 @@ class JsonReader {
   // Keeps references: `text` and `path` outlive the reader.
   JsonReader(const std::string& path, std::string_view text) : path_(path), text_(text) {}
 
-  // Calls `member` for each key, which it may move from; it must read exactly the value. Duplicate keys are the
-  // caller's to refuse.
+  // Calls `member` for each key. `member` may move from the key and must read exactly the key's value. The caller must
+  // refuse duplicate keys itself.
   void object(absl::FunctionRef<void(std::string& key)> member);
-  // Calls `element` before each value; it must read exactly that value.
+  // Calls `element` before each value; `element` must read exactly that value.
   void array(absl::FunctionRef<void()> element);
   std::string string();
   // Digits only: no sign, fraction or exponent; at most 2^64 - 1.
@@ -36,9 +36,9 @@ class JsonReader {
   bool boolean();
   // Reads past one value of any kind, nested at most kMaxDepth deep.
   void skip();
-  // First character of the next value, which tells its kind: one of { [ " t f n - or a digit; 0 at the end.
+  // The first character of the next value, which shows its kind: one of { [ " t f n - or a digit; 0 at the end.
   char peek();
-  // Nothing but whitespace may be left.
+  // Throws unless only whitespace is left.
   void finish();
 
   size_t position() const { return at_; }
@@ -61,7 +61,7 @@ class JsonReader {
 
 // Appends `text` as a JSON string, quotes included. REQUIRES: valid UTF-8.
 void append_json_string(std::string& out, std::string_view text);
-// A name from a file, fit for an error message: escaped, in quotes, cut to a readable length.
+// A name from a file as an error message shows it: escaped, in quotes, cut to a readable length.
 std::string shown(std::string_view name);
 
 }  // namespace rondo::io

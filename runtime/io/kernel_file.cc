@@ -29,7 +29,7 @@ void append(std::string& out, std::string_view text) {
   out.append(text);
 }
 
-// Takes a string off the front of `rest`.
+// Moves the first string of `rest` to `out`. Returns false if `rest` is too short.
 bool take(std::string_view& rest, std::string& out) {
   uint64_t size;
   if (rest.size() < sizeof(size)) return false;

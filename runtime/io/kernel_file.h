@@ -1,15 +1,15 @@
-// The file format of compiled kernels: an entry of the disk cache has one, a section of an artifact file many.
+// The file format of compiled kernels. An entry of the disk cache holds one kernel, a section of an artifact many.
 //
 //   bytes 0..7    "RONDOKRN"
 //   8..11         format version, u32 (all numbers are little-endian)
 //   12..15        number of kernels, u32
-//   16..23        XXH64 of all that follows
-//   then strings, each as u64 length and bytes: the host key's text; of each kernel its text and its object code
+//   16..23        XXH64 of all bytes after this field
+//   then strings, each as u64 length and bytes: the text of the host key; for each kernel its text and its object code
 //
-// An artifact is such a file for each target, behind each other: "RONDOART", the number of sections as u64, then each
-// as u64 length and bytes.
+// An artifact has one such file for each target: "RONDOART", the number of sections as u64, then each section as u64
+// length and bytes.
 //
-// Reading trusts nothing: hostile bytes give an error, never a crash or a large allocation.
+// The reader does not trust the bytes: hostile ones give an error, never a crash or a large allocation.
 #pragma once
 
 #include <string>
@@ -31,12 +31,12 @@ struct KernelFile {
 };
 
 std::string pack(const KernelFile& file);
-// kFailedPrecondition: another version of the format. kInvalidArgument with the reason: damaged.
+// Errors: kFailedPrecondition for another version of the format, kInvalidArgument with the reason for damaged bytes.
 absl::StatusOr<KernelFile> unpack(std::string_view bytes);
 
-// An artifact file.
+// Returns the bytes of an artifact file.
 std::string pack_artifact(const std::vector<KernelFile>& sections);
-// Errors as unpack().
+// The same errors as unpack().
 absl::StatusOr<std::vector<KernelFile>> unpack_artifact(std::string_view bytes);
 
 }  // namespace rondo::io

@@ -1,11 +1,11 @@
-// A file in memory, by mapping: nothing is read until it is touched, and processes share the pages.
+// A file mapped into memory: pages are read when they are first used, and processes share them.
 //
 //   std::shared_ptr<const MappedFile> file = MappedFile::open("train.tok");
 //   parse(file->text());
 //
-// Lifetime: whoever keeps the pointer keeps the mapping; the file may be renamed over or unlinked meanwhile. A file
-// that is truncated in place while mapped raises SIGBUS, as for every mapping: replace files with AtomicFile. Thread
-// safety: immutable.
+// Lifetime: the mapping lives as long as its shared_ptr; meanwhile the file may be replaced by a rename, or unlinked. A
+// file that is truncated in place while it is mapped raises SIGBUS, as with every mapping: replace files with
+// AtomicFile. Thread safety: immutable.
 #pragma once
 
 #include <cstddef>

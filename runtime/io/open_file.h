@@ -1,5 +1,5 @@
-// A file that is read at positions, by copying. It needs no mapping, so a file that is truncated or replaced meanwhile
-// is a FileError and not a signal.
+// A file that is read at given positions, by copying. There is no mapping, so a file that is truncated meanwhile gives
+// a FileError, not a signal.
 //
 //   const OpenFile file("model.safetensors");
 //   file.read(8, header.data(), header.size());
@@ -13,7 +13,7 @@
 
 namespace rondo::io {
 
-// Throws FileError if the path holds a zero byte. The system reads a path up to there: it would be another file.
+// Throws FileError if `path` contains a zero byte: the system would stop there and open another file.
 void check_path(const std::string& path);
 
 class OpenFile {
@@ -25,7 +25,7 @@ class OpenFile {
   OpenFile& operator=(const OpenFile&) = delete;
 
   const std::string& path() const { return path_; }
-  // When it was opened.
+  // The size in bytes when the file was opened.
   uint64_t size() const { return size_; }
   // Throws FileError if the file ends before offset + bytes.
   void read(uint64_t offset, void* out, size_t bytes) const;
@@ -36,7 +36,7 @@ class OpenFile {
   uint64_t size_ = 0;
 };
 
-// The whole of a small file. Throws FileError if it is longer than `limit` bytes.
+// Returns the contents of a small file. Throws FileError if it is longer than `limit` bytes.
 std::string read_text(const std::string& path, uint64_t limit);
 
 }  // namespace rondo::io

@@ -18,7 +18,7 @@ int open_to_write(const std::string& path, int flags, Links links, int mode) {
   const int fd = ::open(path.c_str(), flags | O_CREAT | O_CLOEXEC | O_NONBLOCK | no_links, mode);
   if (fd < 0) {
     if (errno == ELOOP && no_links != 0) throw FileError(path, "cannot write: is a symbolic link; remove it");
-    if (errno == ENXIO) throw FileError(path, "cannot write: is not a regular file");  // a FIFO that nobody reads
+    if (errno == ENXIO) throw FileError(path, "cannot write: is not a regular file");  // a FIFO without a reader
     throw FileError(path, "cannot write: " + std::generic_category().message(errno));
   }
   struct stat info;

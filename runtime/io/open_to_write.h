@@ -7,12 +7,12 @@ namespace rondo::io {
 
 enum class Links {
   kFollow,
-  kRefuse,  // also hard links; for names that others may guess, in folders that they may write to
+  kRefuse,  // refuses symbolic and hard links; for guessable names in folders that other users can write to
 };
 
-// `flags` of open(2), with O_WRONLY or O_RDWR; the file is created with `mode` if it is not there, and not truncated.
-// The caller closes the descriptor. Throws FileError, also if `path` is no regular file: a FIFO's or a device's other
-// end is never waited for.
+// Returns a descriptor, which the caller closes. `flags` are those of open(2), with O_WRONLY or O_RDWR. A missing file
+// is created with `mode`; an existing file is not truncated. Throws FileError, also if `path` is not a regular file. It
+// never waits for the other end of a FIFO or a device.
 int open_to_write(const std::string& path, int flags, Links links, int mode = 0666);
 
 }  // namespace rondo::io

@@ -15,7 +15,7 @@ namespace rondo::io {
 namespace {
 
 constexpr off_t kMaxFileBytes = off_t{1} << 30;
-constexpr int kMaxLinks = 40;  // on the way to one file, as in the kernel
+constexpr int kMaxLinks = 40;  // symbolic links on one path, as in the Linux kernel
 
 std::string errno_text() { return std::generic_category().message(errno); }
 
@@ -24,8 +24,8 @@ absl::Status cannot_open(const std::string& path) {
   return absl::PermissionDeniedError(absl::StrCat(path, ": ", errno_text()));
 }
 
-// Says who may change the open file or folder, if that is not safe. A folder whose files only their owners may rename
-// counts as safe if `sticky`.
+// Returns "" if nobody else may change the open file or folder, else the reason. With `sticky`, a folder with the
+// sticky bit is also safe: Note [Trusted paths].
 std::string distrust(int fd, bool sticky) {
   struct stat info;
   if (::fstat(fd, &info) != 0) return absl::StrCat("cannot examine it: ", errno_text());
@@ -46,7 +46,7 @@ absl::StatusOr<std::string> read_all(int fd) {
     const ssize_t n = ::pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return absl::PermissionDeniedError(errno_text());
-    if (n == 0) break;  // cut short meanwhile: whoever reads the bytes can tell
+    if (n == 0) break;  // truncated meanwhile: the caller checks the contents
     done += static_cast<size_t>(n);
   }
   bytes.resize(done);
@@ -60,7 +60,7 @@ class Walk {
     if (folder_ >= 0) ::close(folder_);
   }
 
-  // The open file. The caller closes it.
+  // Returns the descriptor of the open file, which the caller closes.
   absl::StatusOr<int> run(const std::string& path) {
     if (!path.starts_with('/')) return absl::PermissionDeniedError("the path is not absolute");
     rest_ = path;
@@ -71,7 +71,7 @@ class Walk {
       if (name.empty()) return absl::InvalidArgumentError("no regular file");
       rest_.erase(0, name.size());
       const std::string here = at_ + "/" + name;
-      // O_PATH asks for no permission, waits for nothing, and opens a link itself.
+      // O_PATH needs no read permission and never waits; with O_NOFOLLOW it opens a link itself.
       const int next = ::openat(folder_, name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
       if (next < 0) return cannot_open(here);
       absl::Cleanup close = [next] { ::close(next); };
@@ -111,7 +111,7 @@ class Walk {
     return absl::PermissionDeniedError(absl::StrCat("its folder is not safe: ", path, ": ", reason));
   }
 
-  // A link says where to go on, so it must be ours or root's too: in a sticky folder others may make one.
+  // Others can create a link in a sticky folder. It decides where the walk goes, so this user or root must own it.
   absl::Status follow(int link, uid_t owner, const std::string& path) {
     char target[PATH_MAX];
     const ssize_t n = ::readlinkat(link, "", target, sizeof target);
@@ -124,7 +124,7 @@ class Walk {
   }
 
   int folder_ = -1;
-  std::string at_, rest_;  // the folder's path, and what is left of the way
+  std::string at_, rest_;  // the path of folder_, and the rest of the path
   int links_ = 0;
 };
 
@@ -141,7 +141,7 @@ TrustedFile::~TrustedFile() {
 }
 
 absl::StatusOr<std::string> TrustedFile::read() const { return read_all(fd_); }
-// By the process's number: a debugger reads the name too, and to it "self" is the debugger.
+// Not "/proc/self": a debugger also opens this path, and "self" would be the debugger.
 std::string TrustedFile::loadable_path() const { return absl::StrCat("/proc/", ::getpid(), "/fd/", fd_); }
 
 std::string distrust(int fd) { return distrust(fd, false); }
@@ -154,7 +154,7 @@ std::string distrust_folder(const std::string& path) {
 }
 
 absl::StatusOr<std::string> read_trusted_file(const std::string& path) {
-  // Non-blocking: a FIFO must not hang us.
+  // O_NONBLOCK: opening a FIFO must not wait for its writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return errno == ENOENT ? absl::NotFoundError("no such file") : absl::PermissionDeniedError(errno_text());
   const absl::Cleanup close = [fd] { ::close(fd); };

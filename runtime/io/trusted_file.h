@@ -1,15 +1,15 @@
 // Files that may hold code for this process: the plug-in that generates code, and compiled kernels.
 //
 //   absl::StatusOr<TrustedFile> file = TrustedFile::open("/usr/lib/rondo/librondo_jit_llvm.so");
-//   if (file.ok()) dlopen(file->loadable_path().c_str(), ...);     // the very file that was checked
+//   if (file.ok()) dlopen(file->loadable_path().c_str(), ...);     // loads exactly the file that was checked
 //
 // Note [Trusted paths]
-// A path that is looked up twice may name two files: whoever may rename something on the way can swap them between the
-// check and the use. So the path is walked once, from the root, one folder after the other, each opened from the one
-// before it. Each must belong to this user or to root, and nobody else may write to it. A folder in which everybody may
-// create files but only their owners may rename them (the sticky bit, as /tmp has) is allowed, as the next step on the
-// way is checked like any other. A symbolic link is followed by this walk, not by the kernel. What is checked and what
-// is used then are open files, which no rename changes.
+// A path that is looked up twice may name two files: someone who can rename a file or folder on the path can swap it
+// between the check and the use. So the path is walked once, from the root, and each folder is opened relative to the
+// one before it. Each must belong to this user or to root, and nobody else may write to it. One exception: a folder
+// with the sticky bit, such as /tmp, where everybody may create files but only their owners may rename them. It is
+// allowed, because the next component of the path is checked like any other. This walk follows symbolic links itself;
+// the kernel does not. Both the check and the use work on open files, which a rename does not change.
 #pragma once
 
 #include <string>
@@ -21,8 +21,8 @@ namespace rondo::io {
 
 class TrustedFile {
  public:
-  // A regular file. `path` must be absolute. kNotFound; kPermissionDenied, which names the folder or file that is not
-  // safe; kInvalidArgument: no regular file.
+  // Opens a regular file. `path` must be absolute. Errors: kNotFound; kPermissionDenied, which names the folder or file
+  // that is not safe; kInvalidArgument if it is not a regular file.
   static absl::StatusOr<TrustedFile> open(const std::string& path);
   TrustedFile(TrustedFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   TrustedFile& operator=(TrustedFile&& other) noexcept {
@@ -31,9 +31,9 @@ class TrustedFile {
   }
   ~TrustedFile();
 
-  // All of it. kInvalidArgument: too large for kernels.
+  // Returns the contents. Error kInvalidArgument if the file is larger than kernels can be.
   absl::StatusOr<std::string> read() const;
-  // A path of the open file itself, also after its own path was changed. It is valid while this object lives.
+  // A path that leads to this open file, even if the original path was renamed. Valid while this object lives.
   std::string loadable_path() const;
 
  private:
@@ -41,15 +41,15 @@ class TrustedFile {
   int fd_ = -1;
 };
 
-// May this process run code that lies in the open file or folder? It must belong to us or to root, and nobody else may
-// write to it. "", or the reason why not.
+// Returns "" if this process may run code from the open file or folder, else the reason why not. It must belong to this
+// user or to root, and nobody else may write to it.
 std::string distrust(int fd);
-// The same for a folder: may this process run code from its files?
+// The same for a folder whose files hold code.
 std::string distrust_folder(const std::string& path);
 
-// The bytes of a regular file that distrust() accepts, wherever it lies: enough for kernels, as the bytes that are
-// checked are the bytes that are used, and say what they are. kNotFound; kPermissionDenied: distrusted or not readable;
-// kInvalidArgument: no regular file, or too large for kernels.
+// Returns the bytes of a regular file that distrust() accepts; the folders of its path are not checked. This is enough
+// for kernels: the bytes that are checked are the bytes that are used, and they name their kernel. Errors: kNotFound;
+// kPermissionDenied if it is distrusted or not readable; kInvalidArgument if it is not a regular file, or too large.
 absl::StatusOr<std::string> read_trusted_file(const std::string& path);
 
 }  // namespace rondo::io

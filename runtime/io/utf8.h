@@ -10,7 +10,7 @@ namespace rondo::io {
 
 struct CodePoint {
   uint32_t value = 0;
-  int length = 0;  // bytes taken; 0 if the bytes are not valid UTF-8
+  int length = 0;  // in bytes; 0 if the bytes are not valid UTF-8
 };
 
 // The code point at text[at]; REQUIRES: at < text.size().
@@ -30,7 +30,7 @@ inline CodePoint decode_utf8(std::string_view text, size_t at) {
   return {value, length};
 }
 
-// Bytes from `at` on that are valid UTF-8.
+// The number of bytes from `at` on up to the first that is not valid UTF-8.
 inline size_t valid_utf8_prefix(std::string_view text, size_t at = 0) {
   const size_t start = at;
   while (at < text.size()) {

@@ -21,7 +21,7 @@ void throw_if_out_of_memory() {
     throw;
   } catch (const dnnl::error& error) {
     if (error.status == dnnl_out_of_memory) throw std::bad_alloc();
-  } catch (...) {  // not the library's
+  } catch (...) {  // not an error of oneDNN
   }
 }
 
@@ -31,7 +31,7 @@ void throw_library_error() {
   } catch (const dnnl::error& error) {
     if (error.status == dnnl_out_of_memory) throw std::bad_alloc();
     throw LibraryError(absl::StrCat("oneDNN: ", error.message, " (", library().dnnl_status2str(error.status), ")"));
-  } catch (...) {  // not the library's
+  } catch (...) {  // not an error of oneDNN
   }
 }
 

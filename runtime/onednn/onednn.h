@@ -1,4 +1,4 @@
-// What all callers of oneDNN share.
+// Functions that all callers of oneDNN share.
 #pragma once
 
 #include <csignal>
@@ -13,12 +13,13 @@ namespace rondo::cpu {
 
 namespace dnnl = rondo_dnnl;  // onednn_library.h
 
-// Turns off oneDNN's own cache of primitives, for the whole process: RecentCache keeps ours. Where memory runs short
-// while oneDNN makes a primitive, its cache would keep a broken one for that shape, or end the process.
+// The CPU engine of the process. The first call turns off oneDNN's own cache of primitives for the whole process; Rondo
+// uses RecentCache instead. If memory runs out while oneDNN makes a primitive, its cache would keep a broken one for
+// that shape, or end the process.
 dnnl::engine& library_engine();
 
-// By its name (impl_info_str): a kernel without vectors, slower than ours. Version 2 calls its product gemm:jit on
-// every processor, but generates code on x86-64 only.
+// True if the name of a kernel (impl_info_str) is that of a scalar reference kernel, which is slower than Rondo's own
+// kernels. Version 2 calls its matrix product gemm:jit on every processor, but generates code only on x86-64.
 inline bool is_reference(std::string_view kernel) {
 #if defined(__x86_64__)
   constexpr std::string_view kPortableProduct = "gemm:ref";
@@ -28,13 +29,13 @@ inline bool is_reference(std::string_view kernel) {
   return kernel.starts_with("ref") || kernel.starts_with("simple") || kernel.starts_with(kPortableProduct);
 }
 
-// In a handler of its errors: throws std::bad_alloc if the error is want of memory. Returns otherwise.
+// Call it in a catch block. Throws std::bad_alloc if the current exception is oneDNN's error for a lack of memory.
 void throw_if_out_of_memory();
 
-// In any handler: throws an error of the library as std::bad_alloc or as LibraryError. Returns if it is another one.
+// Call it in a catch block. If the current exception is oneDNN's, throws std::bad_alloc or LibraryError; else returns.
 void throw_library_error();
 
-// Runs what makes or runs primitives: the library's errors leave as throw_library_error() throws them.
+// Returns run(), which makes or runs primitives. Errors of oneDNN are rethrown by throw_library_error().
 template <class F> decltype(auto) in_library(F&& run) {
   try {
     return run();
@@ -44,9 +45,10 @@ template <class F> decltype(auto) in_library(F&& run) {
   }
 }
 
-// oneDNN asks OpenMP for the threads of the calling thread. In this scope there is one; then the caller's own setting
-// is back. Primitives are made and run in such a scope: the pool (parallel.h) cuts the work. OpenMP's threads would
-// spin for milliseconds while they wait, and can be told otherwise only by the environment. They never start here.
+// In this scope OpenMP's number of threads for the calling thread, which oneDNN uses, is 1. Afterwards the earlier
+// setting is restored. Primitives are made and run only in such a scope, and the pool (parallel.h) splits the work. So
+// OpenMP's threads never start here: they would spin for milliseconds while they wait, and only environment variables
+// could change that.
 class OneLibraryThread {
  public:
   OneLibraryThread();
@@ -59,12 +61,12 @@ class OneLibraryThread {
 };
 
 // Note [Signals wait]. With AVX-512, oneDNN 2.6's gemm:jit moves the stack pointer into its working memory while it
-// multiplies a transposed A in f32, as for the gradient of a weight. The handler of a signal that comes then gets its
-// frame there, and writes over other memory of the heap: seen after Ctrl-C. So the thread's signals wait until a kernel
-// of this name has returned.
+// multiplies a transposed A in f32, as for the gradient of a weight. If a signal arrives then, its handler's frame is
+// placed there and overwrites other heap memory (seen after Ctrl-C). So this thread's signals are blocked until the
+// kernel has returned. True for kernels with this problem, by name.
 bool moves_stack_pointer(std::string_view kernel);
 
-// In this scope the thread's signals wait, but those of its own faults. Costs two calls of the system.
+// Blocks the thread's signals in this scope if `wanted`, except signals for its own faults. Costs two system calls.
 class SignalsWait {
  public:
   explicit SignalsWait(bool wanted);

@@ -10,32 +10,32 @@
 #include "rondo/runtime/base/library_error.h"
 #include "rondo/runtime/onednn/own_names.h"
 
-// Note [Neighbours]. A program may hold other libraries that export what oneDNN exports, and the dynamic linker binds a
-// name to the first one that it meets. libtorch exports templates of a oneDNN of its own: beside it, the tables of that
-// one were filled, those of ours stayed empty, and every product failed. So the library is
-// - opened with RTLD_LOCAL: its names are nobody else's;
-// - bound to its own names (own_names.h), also where the program exports the same ones.
-// What it takes from others it takes as every library does: a program may have its own malloc() and operator new.
+// Note [Neighbours]. A program may contain other libraries that export the same names as oneDNN, and the dynamic linker
+// binds a name to the first definition that it finds. libtorch exports templates of its own oneDNN: with it, the tables
+// of that copy were filled, those of Rondo's oneDNN stayed empty, and every product failed. So the library is
+// - opened with RTLD_LOCAL: other libraries do not see its names;
+// - bound to its own names (own_names.h), even if the program exports the same ones.
+// Names that it takes from other libraries are bound as usual: a program may have its own malloc() and operator new.
 //
-// Limits. While the library is opened, its constructors run as the dynamic linker has bound them; those of 2.6.3 and
-// 3.7.2 use no name that could be another's (tests/neighbours/decoys.sh). Three constants of the standard library are
-// unique in a process (STB_GNU_UNIQUE), and equal wherever they come from. If the program or another library has
-// loaded the same file (by its soname), we are given that copy; what it did before, it did as it was bound then.
+// Limits. While the library is opened, its constructors run with the bindings of the dynamic linker; those of 2.6.3 and
+// 3.7.2 use no name that another library could define (tests/neighbours/decoys.sh). Three constants of the standard
+// library are unique in a process (STB_GNU_UNIQUE); all definitions of them are equal. If the program or another
+// library has loaded the same file (by its soname), dlopen() returns that copy, which had other bindings until then.
 
-// Note [At exit]. Ops may run while the process ends: in destructors of global objects, and in what atexit() was given.
-// oneDNN's functions have static objects (kernels, lists of kernels, a cache), which would be destroyed before what
-// main() had registered earlier runs: a product of a new shape then hung or crashed. So they are never destroyed. Where
-// the library registers a destructor, it calls a function that does nothing instead. That one is the C library's: a
-// plug-in that holds Rondo may be unloaded, and oneDNN stays. Objects that are made as the library is opened are
-// destroyed; backend.cc says when it is opened.
+// Note [At exit]. Ops may run while the process ends: in destructors of global objects and in atexit() functions.
+// oneDNN's functions have static objects (kernels, lists of kernels, a cache). They would be destroyed before functions
+// that main() registered earlier run; a product of a new shape then hung or crashed. So they are never destroyed: where
+// the library would register a destructor, it calls a function that does nothing. This function is one of the C
+// library, because a plug-in that contains Rondo may be unloaded while oneDNN stays. Objects that are made while the
+// library is opened are destroyed; product_library.cc decides when it is opened.
 
 namespace rondo::cpu {
 namespace {
 
-// Closes it again, unless it is released: the next call may find another file under the name.
+// Closes the library unless it is released: after an error, the next call may find another file under the name.
 using Opened = std::unique_ptr<void, decltype([](void* library) { dlclose(library); })>;
 
-// Null, and why not.
+// Returns null on failure; `why_not` is then the reason.
 Opened open_file(const char* file, std::string& why_not) {
   if (*file == '\0') return nullptr;
   Opened library(dlopen(file, RTLD_NOW | RTLD_LOCAL));
@@ -47,8 +47,8 @@ Opened open_library() {
   std::string why_not;
   if (Opened library = open_file(kLibraryFile.name, why_not)) return library;
   if (Opened library = open_file(kLibraryFile.path, why_not)) return library;
-  // Where Rondo carries other libraries with it (an archive, cmake/packages.cmake), the dynamic linker looks in Rondo's
-  // folder for what Rondo opens, but not for what that needs, unless the program names the folder.
+  // In a package that contains other libraries (an archive, cmake/packages.cmake), the dynamic linker searches Rondo's
+  // folder for the library that Rondo opens, but not for the libraries that this one needs. So they are opened first.
   for (const char* const* needed = kLibraryFile.needs; *needed != nullptr; ++needed)
     static_cast<void>(dlopen(*needed, RTLD_NOW | RTLD_LOCAL));
   if (Opened library = open_file(kLibraryFile.name, why_not)) return library;
@@ -57,7 +57,7 @@ Opened open_library() {
                                   "), or start the program with its folder in LD_LIBRARY_PATH"));
 }
 
-// A function of the library itself.
+// Looks up a function of the library.
 template <class Function> void bind(Function*& function, void* library, const char* name) {
   function = reinterpret_cast<Function*>(dlsym(library, name));
   if (function == nullptr)
@@ -65,7 +65,7 @@ template <class Function> void bind(Function*& function, void* library, const ch
                                     "; Rondo was built for oneDNN ", DNNL_VERSION_MAJOR, ".", DNNL_VERSION_MINOR));
 }
 
-// oneDNN 2 from 2.6 on (cmake/onednn.cmake): earlier ones have kernels that read outside of their memory.
+// oneDNN 2 must be at least 2.6 (cmake/onednn.cmake): earlier versions have kernels that read outside of their memory.
 void check_version(const dnnl_version_t& version) {
   if (version.major == DNNL_VERSION_MAJOR && (version.major != 2 || version.minor >= 6)) return;
   throw LibraryError(absl::StrCat("oneDNN cannot be used: ", kLibraryFile.name, " is version ", version.major, ".",
@@ -85,8 +85,8 @@ Library load() {
 #undef RONDO_ONEDNN_BIND
   use_own_names(file);
   use_instead(file, "__cxa_atexit", reinterpret_cast<void*>(&getppid));
-  // Several OpenMPs may be in the process, and a plug-in that holds Rondo may have one: the library's is the one whose
-  // functions it calls.
+  // The process may have several OpenMP runtimes, and a plug-in that contains Rondo may have one. The right one is that
+  // whose functions the library calls.
   const char* const threads = "omp_get_max_threads";
   const bool needed = function_used(file, threads) == dlsym(file, threads);
   const auto openmp = [&](const char* name) {
@@ -102,7 +102,7 @@ Library load() {
 }  // namespace
 
 const Library& library() {
-  static Library loaded = load();  // tests put functions of their own in it
+  static Library loaded = load();  // not const, because tests replace functions in it
   return loaded;
 }
 

@@ -1,10 +1,10 @@
-// oneDNN's C functions and C++ classes. The library is no part of the program: it is opened when the first function is
-// called.
+// oneDNN's C functions and C++ classes. The program is not linked with the library: the first call of library() opens
+// it with dlopen().
 //
 //   library().dnnl_sgemm(...)    // throws LibraryError if the library cannot be opened
 //
-// oneDNN's own C++ header is inline functions that call C functions. It is included at the end such that they call
-// these. Thread safe.
+// oneDNN's own C++ header consists of inline functions that call C functions. It is included at the end of this file,
+// so that they call the functions of library(). Thread safe.
 #pragma once
 
 #include "oneapi/dnnl/dnnl.h"
@@ -14,7 +14,7 @@
 #error "What includes this links rondo::onednn_headers (cmake/onednn.cmake)."
 #endif
 
-// The functions that are called, there or by us. A call of another one does not link.
+// The functions that oneDNN's header or Rondo calls. A call of any other function does not link.
 #define RONDO_ONEDNN_FUNCTIONS(F)            \
   F(dnnl_engine_create)                      \
   F(dnnl_engine_destroy)                     \
@@ -62,7 +62,7 @@
   F(dnnl_primitive_desc_iterator_fetch)                  \
   F(dnnl_primitive_desc_iterator_next)
 #else
-// Later versions have these, and earlier ones if they were built so (ONEDNN_EXPERIMENTAL_SPARSE).
+// Later versions have these functions; earlier ones only if they were built with ONEDNN_EXPERIMENTAL_SPARSE.
 #if RONDO_DNNL_SPARSE
 #define RONDO_ONEDNN_FUNCTIONS_OF_SPARSE_MEMORY(F) \
   F(dnnl_memory_create_v2)                         \
@@ -100,19 +100,19 @@ struct Library {
   void (*omp_set_num_threads)(int);
 };
 
-// Throws LibraryError, which says what to install, if there is no library, one of another major version or before 2.6,
-// or one that lacks a function. The next call then looks again.
+// Opens the library on the first call. Throws LibraryError, which says what to install, if there is no library, if it
+// has another major version or one before 2.6, or if it lacks a function. After an error, the next call tries again.
 const Library& library();
 
-// What is opened: cmake/onednn.cmake writes it down.
+// The file of the library; cmake/onednn.cmake generates its definition.
 struct LibraryFile {
   const char* name;       // "libdnnl.so.2"
-  const char* path;       // if the dynamic linker may not find it by its name, else ""
-  const char* needs[16];  // other libraries, up to a null
+  const char* path;       // its path if the dynamic linker may not find the name, else ""
+  const char* needs[16];  // other libraries that it needs; ends with a null
 };
 extern const LibraryFile kLibraryFile;
 
-// A function of the table, as something that is called by the function's name.
+// A callable object that calls one function of the table.
 template <auto kMember> struct LibraryFunction;
 template <class Result, class... Arguments, Result (*Library::*kMember)(Arguments...)> struct LibraryFunction<kMember> {
   Result operator()(Arguments... arguments) const { return (library().*kMember)(arguments...); }
@@ -120,8 +120,8 @@ template <class Result, class... Arguments, Result (*Library::*kMember)(Argument
 
 }  // namespace rondo::cpu
 
-// oneDNN's C++ classes get this namespace instead of `dnnl`: a program may have other ones, of another version. Names
-// of C functions are looked up here first.
+// oneDNN's C++ classes are in this namespace instead of `dnnl`, because a program may use another version of them. In
+// this namespace, names of C functions find the callable objects below.
 namespace rondo_dnnl {
 #define RONDO_ONEDNN_FUNCTION(name) inline constexpr rondo::cpu::LibraryFunction<&rondo::cpu::Library::name> name;
 RONDO_ONEDNN_FUNCTIONS(RONDO_ONEDNN_FUNCTION)

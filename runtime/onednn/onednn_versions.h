@@ -1,12 +1,11 @@
-// The part of oneDNN's interface in which version 2 (from 2.6 on) and version 3 differ. Its callers are the same source
-// for both; they include this instead of oneDNN's own header.
+// Hides the differences between the interfaces of oneDNN 2 (from 2.6 on) and 3. Callers have the same source for both
+// versions; they include this instead of oneDNN's own header.
 //
-//   Kernels<dnnl::matmul> kernels(attributes, a, b, bias, c);  // the library's favourite
+//   Kernels<dnnl::matmul> kernels(attributes, a, b, bias, c);  // the library's first choice
 //   while (is_wrong(kernels.name(), call)) kernels.next();
 //   dnnl::matmul product = kernels.make();
 //
-// What a kernel computes, which kernel is right and which is fast differs by version as well: wrong_kernels.h,
-// convolution_library.cc.
+// The versions also differ in which kernels are correct and fast: see wrong_kernels.h and convolution_library.cc.
 #pragma once
 
 #include <memory>
@@ -22,9 +21,9 @@ using Desc = dnnl::memory::desc;
 
 // The library's kernels for one operation, in its order of preference. Movable; used by one thread at a time.
 //
-// `operation`: what version 2 calls an operation descriptor, and version 3 passes one by one: descriptors of memory (an
-// empty one: the operand is missing), an algorithm, sizes. A gradient of a convolution has a forward kernel as its
-// hint. Throws dnnl::error if there is no kernel.
+// `operation`: the arguments of version 2's operation descriptor, which version 3 takes directly: descriptors of memory
+// (an empty one for an operand that is missing), an algorithm, sizes. A gradient of a convolution needs a forward
+// kernel as its hint. Throws dnnl::error if there is no kernel.
 template <class Primitive> class Kernels {
  public:
   using Hint = Kernels<dnnl::convolution_forward>;
@@ -33,7 +32,7 @@ template <class Primitive> class Kernels {
   Kernels(Hint hint, const dnnl::primitive_attr& attributes, const Operation&... operation);
 
   std::string_view name() const { return chosen_.impl_info_str(); }
-  // Goes to the next kernel. False: there is none, and the last one stays.
+  // Goes to the next kernel. If there is none, keeps the current one and returns false.
   bool next() { return chosen_.next_impl(); }
   Primitive make() const { return Primitive(chosen_); }
   Desc scratchpad() const { return chosen_.scratchpad_desc(); }
@@ -41,8 +40,8 @@ template <class Primitive> class Kernels {
 
  private:
   template <class P> friend class Kernels;
-  // The forward kernel that a gradient was given; empty for other operations. While the library looks for the next
-  // kernel it reads the hint, and version 2 reads the operation, too: both stay where they are.
+  // The hint of a gradient; null for other operations. next() makes the library read the hint, and in version 2 also
+  // the operation, so both must keep their addresses.
   std::shared_ptr<const Hint> hint_;
 #if DNNL_VERSION_MAJOR == 2
   std::unique_ptr<const typename Primitive::desc> operation_;
@@ -50,12 +49,12 @@ template <class Primitive> class Kernels {
   typename Primitive::primitive_desc chosen_;
 };
 
-// A layout whose numbers lie by strides, or in blocks that do.
+// A strided layout, of single numbers or of blocks.
 struct BlockedLayout {
   dnnl::memory::dims sizes, padded_sizes, strides;
-  dnnl::memory::dims block_sizes, block_dims;  // of the blocks, the innermost last
+  dnnl::memory::dims block_sizes, block_dims;  // size and dimension of each level of blocks, the innermost last
 };
-// Nothing: the layout is another one, starts inside of another memory, or has more than its numbers.
+// Returns nullopt if the layout is of another kind, begins inside another memory, or contains extra data.
 std::optional<BlockedLayout> blocked_layout(const Desc& desc);
 
 dnnl::memory::dims sizes_of(const Desc& desc);
@@ -114,7 +113,7 @@ Kernels<Primitive>::Kernels(Hint hint, const dnnl::primitive_attr& attributes, c
     : hint_(std::make_shared<const Hint>(std::move(hint))),
       chosen_(library_engine(), operation..., hint_->chosen_, attributes) {}
 
-// Whether a layout has more than its numbers is not said. Only those of 8-bit numbers have.
+// Version 3 does not report whether a layout contains extra data; only layouts of 8-bit numbers do.
 inline std::optional<BlockedLayout> blocked_layout(const Desc& desc) {
   if (desc.get_format_kind() != dnnl::memory::format_kind::blocked || desc.get_submemory_offset() != 0)
     return std::nullopt;

@@ -22,7 +22,8 @@ using Word = ElfW(Addr);
 using Symbol = ElfW(Sym);
 using Relocation = ElfW(Rela);
 
-// Relocations that are a symbol's address: an entry of the table of addresses or of calls, and any other word.
+// Types of relocations that store a symbol's address: an entry of the address table (GOT), one of the call table (PLT),
+// or any other word.
 #if defined(__x86_64__)
 constexpr uint32_t kAddressEntry = R_X86_64_GLOB_DAT, kCallEntry = R_X86_64_JUMP_SLOT, kWord = R_X86_64_64;
 #elif defined(__aarch64__)
@@ -31,13 +32,13 @@ constexpr uint32_t kAddressEntry = R_AARCH64_GLOB_DAT, kCallEntry = R_AARCH64_JU
 constexpr uint32_t kAddressEntry = ~0u, kCallEntry = ~0u, kWord = ~0u;  // none
 #endif
 
-// What the dynamic linker has loaded.
+// The tables of a loaded library.
 struct Image {
   Word base = 0;
   const Symbol* symbols = nullptr;
   const char* names = nullptr;
   std::span<const Relocation> of_words, of_calls;
-  Word fixed_begin = 0, fixed_end = 0;  // read-only since it was relocated (RELRO): whole pages
+  Word fixed_begin = 0, fixed_end = 0;  // whole pages that are read-only since relocation (RELRO)
 };
 
 Image image_of(void* library) {
@@ -48,7 +49,7 @@ Image image_of(void* library) {
   Word words = 0, calls = 0;
   size_t word_bytes = 0, call_bytes = 0;
   for (const ElfW(Dyn)* d = map->l_ld; d->d_tag != DT_NULL; ++d) {
-    // glibc has added the base to addresses, unless it could not write them (a linker's -z rodynamic); musl never does.
+    // glibc adds the base to these addresses, unless they are read-only (linker option -z rodynamic); musl does not.
     const Word address = d->d_un.d_ptr < image.base ? image.base + d->d_un.d_ptr : d->d_un.d_ptr;
     switch (d->d_tag) {
       case DT_SYMTAB: image.symbols = reinterpret_cast<const Symbol*>(address); break;
@@ -79,7 +80,7 @@ Image image_of(void* library) {
   return image;
 }
 
-// In this scope all of the image's tables may be written to.
+// In this scope all tables of the image are writable.
 class Writable {
  public:
   explicit Writable(const Image& image) : image_(image) {
@@ -98,9 +99,9 @@ class Writable {
   const Image& image_;
 };
 
-// A word of the library that holds a symbol's address, plus a number.
+// A word of the library that holds a symbol's address plus an addend.
 struct Use {
-  uint32_t type;  // of the relocation
+  uint32_t type;  // the type of the relocation
   const Symbol& symbol;
   Word* word;
   Word addend;
@@ -117,7 +118,7 @@ template <class F> void for_each_use(const Image& image, F fn) {
     }
   }
 }
-// The same, of one name that the library takes from others.
+// The same, only for one name that the library takes from other libraries.
 template <class F> void for_each_use_of(std::string_view name, const Image& image, F fn) {
   for_each_use(image, [&](const Use& use) {
     if (use.symbol.st_shndx == SHN_UNDEF && image.names + use.symbol.st_name == name) fn(use);
@@ -144,7 +145,7 @@ void use_own_names(void* library) {
       return;
     const Word own = image.base + symbol.st_value + use.addend;
     if (*use.word == own) return;
-    // A variable may have another value by now than the one it began with.
+    // A writable variable may have got another value since it was relocated. Such a value is kept.
     const auto at = reinterpret_cast<Word>(use.word);
     const bool fixed = image.fixed_begin <= at && at < image.fixed_end;
     if (use.type == kWord && !fixed &&

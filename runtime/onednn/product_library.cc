@@ -8,11 +8,11 @@
 namespace rondo {
 namespace {
 
-// Before main() and before the program's own static variables: what oneDNN registers for the process's end while it is
-// opened then runs after what they register (onednn_library.cc, Note [At exit]).
+// Runs before main() and before the constructors of the program's static variables. So exit handlers that oneDNN
+// registers while it is opened run after those of the program (onednn_library.cc, Note [At exit]).
 [[gnu::constructor(101)]] void open_library() try {
   cpu::library();
-} catch (const std::exception&) {  // the first product throws it
+} catch (const std::exception&) {  // the first product throws it again
 }
 
 }  // namespace
@@ -27,7 +27,7 @@ bool library_has_avx512() {
 
 std::string product_library() {
   const cpu::Library& library = cpu::library();
-  const dnnl_version_t& version = *library.dnnl_version();  // which may be later than its header
+  const dnnl_version_t& version = *library.dnnl_version();  // may be later than that of the header
   return absl::StrCat("oneDNN ", version.major, ".", version.minor, ".", version.patch, ", instructions ",
                       absl::Hex(static_cast<unsigned>(library.dnnl_get_effective_cpu_isa())));
 }

@@ -14,11 +14,11 @@ std::atomic<uint64_t> next_id{1};
 thread_local GeneratorScope* innermost_generator_scope = nullptr;
 thread_local GeneratorHolder* innermost_holder = nullptr;
 
-// Threads that never called manual_seed themselves draw from this seed.
+// The seed of threads that never called manual_seed themselves.
 struct ProcessSeed {
   std::mutex mutex;  // guards `seed`
   uint64_t seed = 0;
-  std::atomic<uint64_t> times{0};  // it was set
+  std::atomic<uint64_t> times{0};  // how often `seed` was set
   std::atomic<uint64_t> threads{0};
 };
 ProcessSeed& process_seed() {
@@ -27,18 +27,18 @@ ProcessSeed& process_seed() {
 }
 
 struct ThreadSeed {
-  uint64_t number = process_seed().threads.fetch_add(1);  // by first use
-  // How often the process's seed was set when this thread took it. The first thread of an unseeded process draws from
-  // (0, 0), as any Generator does; other threads never do.
+  uint64_t number = process_seed().threads.fetch_add(1);  // in the order of first use
+  // The value of ProcessSeed::times when this thread took the seed. The first thread of an unseeded process draws from
+  // (0, 0), like any new Generator; other threads take a seed at their first draw.
   uint64_t times = number == 0 ? 0 : ~uint64_t{0};
-  bool own = false;  // from manual_seed on this thread
+  bool own = false;  // this thread called manual_seed
 };
 ThreadSeed& thread_seed() {
   static thread_local ThreadSeed seed;
   return seed;
 }
 
-// A seed for thread `number`, unlike the process's seed itself.
+// The seed for thread `number`; it differs from the process's seed.
 uint64_t seed_of_thread(uint64_t seed, uint64_t number) {
   constexpr uint64_t kThreads = 0x7468726561647300u;
   const auto words = philox(seed ^ kThreads, number, kThreads);
@@ -76,14 +76,15 @@ uint64_t Generator::next_offset() {
 }
 
 Generator& default_generator() try {
-  // A backward may run on another thread than its forward. There, this generator takes the place of the forward's.
+  // A backward may run on another thread than its forward. Default generators of all threads have the same id, so this
+  // one then stands for that of the forward's thread.
   static thread_local Generator generator{Generator::Default()};
   ThreadSeed& mine = thread_seed();
   ProcessSeed& process = process_seed();
   if (mine.own || process.times.load(std::memory_order_acquire) == mine.times) return generator;
   std::lock_guard lock(process.mutex);
   mine.times = process.times.load(std::memory_order_relaxed);
-  generator.seed_ = seed_of_thread(process.seed, mine.number);  // not a use: GeneratorScope
+  generator.seed_ = seed_of_thread(process.seed, mine.number);  // direct, so that a GeneratorScope sees no use
   generator.offset_ = 0;
   return generator;
 } catch (const std::bad_alloc&) {
@@ -91,7 +92,7 @@ Generator& default_generator() try {
 }
 
 void seed_step(uint64_t seed, int rank, int64_t step) {
-  constexpr uint64_t kSeedOfRank = 0x9E3779B97F4A7C15u;  // odd: the multiples of all ranks differ
+  constexpr uint64_t kSeedOfRank = 0x9E3779B97F4A7C15u;  // odd, so its multiples differ for all ranks
   default_generator().set_state(seed + static_cast<uint64_t>(rank) * kSeedOfRank, static_cast<uint64_t>(step) << 32);
 }
 
@@ -112,7 +113,7 @@ GeneratorHolder::~GeneratorHolder() { innermost_holder = outer_; }
 GeneratorScope::GeneratorScope(Mode mode, std::vector<GeneratorState>& states)
     : mode_(mode), states_(states), outer_(std::exchange(innermost_generator_scope, this)) {}
 
-// A generator that never changes may be a const object.
+// Writes only if something changes, because note_use() casts away const: an unchanged generator may be a const object.
 void GeneratorScope::set(Generator& generator, uint64_t seed, uint64_t offset) {
   if (generator.seed_ == seed && generator.offset_ == offset) return;
   generator.seed_ = seed;
@@ -128,7 +129,7 @@ GeneratorScope::~GeneratorScope() {
   }
 }
 
-// The outer scope comes first, because the inner scope notes the state that the outer one replays.
+// The outer scope comes first, because the inner scope must record the state that the outer one has replayed.
 void GeneratorScope::note_use(const Generator& generator) {
   static constexpr auto visit = [](auto& self, GeneratorScope* scope, Generator& used) -> void {
     if (scope == nullptr) return;

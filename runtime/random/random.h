@@ -10,7 +10,7 @@
 #pragma GCC visibility push(default)
 namespace rondo {
 
-// Ten rounds on a 128-bit counter with a 64-bit key.
+// Ten Philox rounds on a 128-bit counter with a 64-bit key.
 inline std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
   uint32_t c0 = static_cast<uint32_t>(counter_low), c1 = static_cast<uint32_t>(counter_low >> 32);
   uint32_t c2 = static_cast<uint32_t>(counter_high), c3 = static_cast<uint32_t>(counter_high >> 32);
@@ -28,16 +28,17 @@ inline std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64
   return {c0, c1, c2, c3};
 }
 
-// Uniform in (0, 1), from the upper 24 bits: never exactly 0 or 1. The middle of the last of the 2^24 steps would round
-// to 1, so the largest float below 1 takes its place.
+// Uniform in (0, 1), never 0 or 1: the midpoint of one of 2^24 equal intervals, which the upper 24 bits choose. The
+// midpoint of the last interval would round to 1, so the largest float below 1 replaces it.
 inline float uniform_from_bits(uint32_t bits) {
   const float middle = (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f;
   return middle < 1.0f ? middle : 0x1.fffffep-1f;
 }
 
 // A stream of random tensors. Each tensor takes the next offset, so saving (seed, offset) saves the stream. A copy
-// draws the same numbers. A device that runs late reports an error of the data (a bad index) when later ops have drawn
-// already; a compiled region on the CPU takes those draws back. Not thread safe: use one per thread, or guard it.
+// draws the same numbers. A device that runs asynchronously may report bad data (an index out of range) only after
+// later ops have drawn; those draws stay taken. A compiled region on the CPU takes them back. Not thread safe: use one
+// per thread, or guard it.
 class Generator {
  public:
   explicit Generator(uint64_t seed = 0);
@@ -57,10 +58,11 @@ class Generator {
   explicit Generator(Default) : seed_(0), id_(0) {}
   uint64_t seed_;
   uint64_t offset_ = 0;
-  uint64_t id_;  // never used twice in a process; 0 for the default generator of each thread
+  uint64_t id_;  // unique in the process; 0 for the default generator of every thread
 };
 
-// Holds generators by their addresses, and is told of each generator that ends on its thread. Holders of a thread nest.
+// Base class for objects that keep pointers to generators: forget() is called for each generator that is destroyed on
+// the holder's thread. Holders of a thread nest.
 class GeneratorHolder {
  protected:
   GeneratorHolder();
@@ -74,15 +76,15 @@ class GeneratorHolder {
   GeneratorHolder* outer_;
 };
 
-// The generator that is used where none is given. Each thread has one of its own.
+// The generator that is used if a call names none. Each thread has its own.
 //
-// manual_seed(seed) seeds the calling thread with (seed, 0), and every thread that never calls it, now running or still
-// to start, with a stream of its own: a function of the seed and of the thread's number. Threads are numbered in the
-// order in which they first draw. A thread that called manual_seed keeps its stream when another thread calls it.
+// manual_seed(seed) seeds the calling thread with (seed, 0). It also seeds every thread, running or future, that never
+// calls manual_seed itself: with a stream that depends on `seed` and the thread's number. Threads are numbered in the
+// order of their first draws. A thread that has called manual_seed keeps its stream when another thread calls it.
 Generator& default_generator();
 void manual_seed(uint64_t seed);
-// Sets what this thread draws in a training step (dropout). The numbers depend on the seed, the rank and the step only,
-// not on earlier draws. So a resumed run draws what the run that was cut off would have drawn.
+// Sets the stream from which this thread draws in a training step (dropout). It depends only on the seed, the rank and
+// the step, not on earlier draws, so a resumed run draws the same numbers as an uninterrupted run.
 void seed_step(uint64_t seed, int rank, int64_t step);
 
 // The state of a generator before code first used it.
@@ -90,10 +92,10 @@ struct GeneratorState {
   uint64_t id, seed, offset;
 };
 
-// Notes or replays what this thread draws while in scope, for code that runs twice and must draw the same numbers.
-// kNote adds to `states` the state that each generator has when it is first used. kReplay gives each generator that is
-// in `states` that state when it is first used; at its end, every generator that was used gets back its state from
-// before, unless it was destroyed meanwhile. Reading seed() or offset() is a use, too. Scopes nest.
+// Records or replays the draws of this thread while in scope, for code that runs twice and must draw the same numbers.
+// kNote adds to `states` the state that each generator has at its first use. kReplay sets each generator that is in
+// `states` to that state at its first use. When a kReplay scope ends, every generator that was used gets its earlier
+// state back, unless it was destroyed meanwhile. Reading seed() or offset() is a use, too. Scopes nest.
 class GeneratorScope final : GeneratorHolder {
  public:
   enum Mode { kNote, kReplay };
@@ -108,7 +110,7 @@ class GeneratorScope final : GeneratorHolder {
   void first_use(Generator& generator);
 
   struct Used {
-    Generator* generator;  // null once it was destroyed
+    Generator* generator;  // null after it was destroyed
     uint64_t id, seed, offset;
   };
   Mode mode_;

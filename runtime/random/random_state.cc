@@ -21,7 +21,7 @@ RandomState next_random_state(Generator& source, Device device) {
   };
   if (innermost_shared == nullptr) return {state(), 0};
   const uint64_t waiting = active_recorder() != nullptr ? 1 : 0;
-  // Unsigned: a stream that was set back has negative increments.
+  // The subtraction is unsigned and may wrap around: after a generator was set back, increments are negative.
   for (SharedRandomState::Stream& stream : innermost_shared->streams_)
     if (stream.source == &source && stream.seed == seed && stream.state.device() == device) {
       stream.waiting += waiting;

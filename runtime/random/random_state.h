@@ -1,11 +1,12 @@
-// The part of a random stream that an op reads.
+// The state that a random op reads: a seed and an offset.
 //
-// Note [Random state]. A random op takes a tensor on its device, i64 [2] = {seed, base}, and an attribute, the
-//   increment: it draws the numbers of (seed, base + increment). The attribute is part of a recording's key and the
-//   tensor is not, so increments must not depend on how far the stream has come. Within a SharedRandomState the first
-//   draw from a generator makes the tensor, and later draws count from there: a region has one state tensor for each
-//   generator, the same increments in every call, and a captured step draws new numbers when the tensor gets a new
-//   base. The numbers are the same with and without it: those of the generator's next offset.
+// Note [Random state]. A random op takes a state tensor on its device, i64 [2] = {seed, base}, and an attribute, the
+//   increment. It draws the numbers of (seed, base + increment). The attribute is part of a recording's key, the values
+//   of the tensor are not, so increments must not depend on the position in the stream. Within a SharedRandomState the
+//   first draw from a generator creates the state tensor, and later draws have increments relative to its base. A
+//   region thus has one state tensor for each generator and the same increments in every call, and a captured step
+//   draws new numbers when the tensor gets a new base. With and without a SharedRandomState the numbers are the same:
+//   those of the generator's next offset.
 #pragma once
 
 #include <algorithm>
@@ -23,44 +24,44 @@ struct RandomState {
   int64_t increment = 0;
 };
 
-// A dropout of probability p in [0, 1] keeps an element if its random word w is at least `threshold` (on integers: w,
-// as a number in [0, 1), is at least p), and multiplies kept elements by `factor`.
+// Dropout with probability p in [0, 1]: an element is kept if its random 32-bit word is at least `threshold`, which has
+// probability 1 - p. Kept elements are multiplied by `factor`.
 struct DropoutRule {
   explicit DropoutRule(double p)
       : threshold(static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0))), factor(p == 1 ? 0 : 1 / (1 - p)) {}
   uint32_t threshold;
-  double factor;  // 1 / (1 - p); 0 if p is 1, as the largest word is at least any threshold
+  double factor;  // 1 / (1 - p); 0 if p is 1, because the largest word still reaches the threshold
 };
 
 // Takes the generator's next offset.
 RandomState next_random_state(Generator& source, Device device);
 
-// While it lives, this thread's random ops share state tensors. Scopes nest; the innermost counts.
+// While in scope, this thread's random ops share state tensors: Note [Random state]. Scopes nest; the innermost counts.
 class SharedRandomState final : GeneratorHolder {
  public:
   SharedRandomState();
   ~SharedRandomState();
-  // The next draw from each generator makes its tensor anew, and increments count from there.
+  // The next draw from each generator creates a new state tensor, and increments start from there.
   void restart() { streams_.clear(); }
-  // True if the innermost scope has made the tensor for a generator; `is_state_at`: for this state of it.
+  // True if `tensor` is a state tensor of the innermost scope. is_state_at() also compares its seed and base.
   static bool is_state(const Tensor& tensor);
   static bool is_state_at(const Tensor& tensor, const GeneratorState& drawn);
-  // The latest draws of the state's generator have not happened. Does nothing if the generator is gone or was set to
-  // another state since.
+  // Undoes the latest `draws` draws from the generator of `state`. Does nothing if the generator was destroyed since,
+  // or set to another state.
   static void take_back(const Tensor& state, uint64_t draws);
-  // A draw waits from the time that it is handed out to a recorder until the op that it is for is recorded.
+  // Under a recorder, a draw is "waiting" until the op that uses it is recorded. This ends the wait for `operands`.
   void op_recorded(std::span<const Tensor* const> operands) {
     if (!streams_.empty()) [[unlikely]]
       note_recorded(operands);
   }
-  // What is recorded runs while an op's draw waits. If that throws, the draw has not happened.
+  // Undoes the waiting draws. Called if the recorded ops run, and throw, while an op's draw is still waiting.
   void take_back_waiting();
 
  private:
   friend RandomState next_random_state(Generator& source, Device device);
   void forget(const Generator& generator) noexcept override;
   struct Stream {
-    Generator* source;  // null once it was destroyed
+    Generator* source;  // null after it was destroyed
     uint64_t seed, base;
     Tensor state;
     uint64_t waiting = 0;

@@ -13,7 +13,8 @@ void follow_marks(const Tensor& source, Tensor& view) {
     const auto same = [&](int d) {
       return d < to.sizes.rank() && to.sizes[d] == from.sizes[mark.dim] && to.strides[d] == from.strides[mark.dim];
     };
-    // Dimensions of one size and stride are alike only if they are expanded or of size 1: then the one in its place.
+    // Prefers the dimension at the same position: two dimensions have the same size and stride only if both are
+    // expanded or of size 1.
     int dim = mark.dim;
     for (int d = 0; d < to.sizes.rank() && !same(dim); ++d) dim = d;
     if (same(dim)) marks->marks.push_back({dim, mark.range});

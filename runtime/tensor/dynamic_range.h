@@ -1,7 +1,7 @@
-// The range that a user states for a dimension whose size changes between calls: metadata of a tensor, for compilers.
-// No op reads it. Set by compile::mark_dynamic. It follows views (wherever a view's dimension has the size and stride
-// of a marked one) and detach(), and regions hand it on to the results that have the dimension; results of other ops
-// carry none.
+// The range that a user gives for a dimension whose size changes between calls. It is metadata of a tensor for the
+// compiler, set by compile::mark_dynamic; no op reads it. detach() keeps it, and so does a view, for each dimension
+// that has the size and stride of a marked one. Compiled regions pass it on to results that have the dimension. Results
+// of other ops have no ranges.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace rondo {
 class Tensor;
 
 struct DynamicRange {
-  // Sizes that may be met. Any other is an error.
+  // The sizes that may occur. Any other size is an error.
   int64_t min = 0;
   int64_t max = INT64_MAX;
   int64_t multiple_of = 1;
-  // At most so many ranges that [min, max] is divided into, shorter ones for small sizes. Each has code of its own
-  // where its bounds allow for better. Needs `max`.
+  // The maximum number of ranges (buckets) into which [min, max] is divided; ranges of small sizes are shorter. A
+  // bucket has its own code if its bounds allow better code. Needs `max`.
   int buckets = 1;
-  // Or the largest size of each bucket, ascending. The last is `max`, if that is given, too.
+  // Alternative to `buckets`: the largest size of each bucket, ascending. If `max` is given, the last one equals it.
   std::vector<int64_t> bucket_bounds = {};
   friend bool operator==(const DynamicRange&, const DynamicRange&) = default;
 };
@@ -30,10 +30,10 @@ struct DynamicDims {
     int dim;
     DynamicRange range;
   };
-  std::vector<Mark> marks;  // at most one a dimension
+  std::vector<Mark> marks;  // at most one for each dimension
 };
 
-// The marks of `source` that its view has, too.
+// Gives `view` the marks of `source` whose dimensions it has.
 void follow_marks(const Tensor& source, Tensor& view);
 
 }  // namespace rondo

@@ -1,4 +1,4 @@
-// Elementwise work on strided operands: the dimensions that it has to walk through.
+// The loop dimensions of elementwise work on strided operands.
 #pragma once
 
 #include <array>
@@ -7,12 +7,13 @@
 
 namespace rondo {
 
-// N operands over one space, dimensions merged where all strides allow it. It has at least one dimension.
+// The shape that N operands are iterated over: neighbouring dimensions are merged if the strides of all operands allow
+// it, and dimensions of size 1 are dropped. It has at least one dimension.
 template <int N> struct IterationSpace {
   Dims sizes;
-  std::array<Dims, N> strides;  // elements
+  std::array<Dims, N> strides;  // in elements
 
-  // `full`: strides of each operand for `shape`, 0 where it is broadcast.
+  // `full`: strides of each operand for `shape`, 0 in broadcast dimensions.
   IterationSpace(const Dims& shape, const std::array<Dims, N>& full) {
     for (int d = 0; d < shape.rank(); ++d) {
       if (shape[d] == 1) continue;

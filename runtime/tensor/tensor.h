@@ -1,4 +1,4 @@
-// Tensor: START HERE. A counted handle to a strided array with autograd state.
+// Tensor: START HERE. A reference-counted handle to a strided array with autograd state.
 //
 //   Tensor w = Tensor::randn({768, 768}).requires_grad_();
 //   Tensor loss = ops::gelu(x.matmul(w)).mean();
@@ -7,7 +7,7 @@
 //
 // Copying a Tensor copies the handle. Views share their base's storage and its version counter. In-place ops (their
 // names end in an underscore) raise the version; backward refuses a saved tensor whose version has changed.
-// A default-made Tensor is undefined. Every function but defined(), is_same() and printing throws Error for it.
+// A default-constructed Tensor is undefined: every function throws Error, except defined(), is_same() and printing.
 // `t[0] = u` and `if (t)` do not compile: write t[0].copy_(u), and t.defined() or t.item().
 // Thread safety: threads may copy handles at the same time. One tensor's contents and autograd state must not be
 // written by two threads at once.
@@ -45,8 +45,8 @@ struct TensorImpl;
 void intrusive_retain(TensorImpl* impl);
 void intrusive_release(TensorImpl* impl) noexcept;
 
-// Where the values of a new tensor lie and what they are: zeros({2, 3}, kF64), zeros({2, 3}, {kF64, device}). Without a
-// device, that of the innermost DeviceScope, else kCPU.
+// The dtype and device of a new tensor: zeros({2, 3}, kF64), zeros({2, 3}, {kF64, device}). The default device is that
+// of the innermost DeviceScope, else kCPU.
 struct TensorOptions {
   TensorOptions(DType dtype = kF32, Device device = default_device()) : dtype(dtype), device(device) {}
   TensorOptions(Device device) : device(device) {}
@@ -54,7 +54,7 @@ struct TensorOptions {
   Device device;
 };
 
-// The options of Tensor::arange. Without a dtype, its numbers decide: as in PyTorch.
+// The options of Tensor::arange. Without a dtype, the arguments decide it, as in PyTorch.
 struct ArangeOptions {
   ArangeOptions() : device(default_device()) {}
   ArangeOptions(DType dtype, Device device = default_device()) : dtype(dtype), device(device) {}
@@ -71,7 +71,7 @@ struct Slice {
   int64_t step = 1;
 };
 
-// The operand of x[i], which carries the caller's line.
+// The index of x[i] and the caller's line.
 struct IndexArg {
   IndexArg(int64_t value, std::source_location where = std::source_location::current()) : value(value), where(where) {}
   int64_t value;
@@ -105,8 +105,8 @@ class Tensor {
                      std::source_location where = std::source_location::current());
   static Tensor full(const Dims& sizes, Scalar value, TensorOptions options = {},
                      std::source_location where = std::source_location::current());
-  // begin, begin + step, ... up to and without `end`; a negative step counts down. The dtype is that of `options`. If
-  // they name none, arange(12), arange(0, 12) and arange(12, device) are i64, because all numbers are integers;
+  // begin, begin + step, ... up to but excluding `end`; a negative step counts down. The dtype is that of `options`.
+  // Without one, arange(12), arange(0, 12) and arange(12, device) are i64, because all arguments are integers;
   // arange(1.5) and arange(12.0, device) are f32.
   static Tensor arange(Scalar end, ArangeOptions options = {},
                        std::source_location where = std::source_location::current());
@@ -124,7 +124,7 @@ class Tensor {
   // Copies host values. The dtype is that of `options`, converted as .to() converts. Without options:
   // - numbers in braces are literals: double gives f32, the default dtype, as in PyTorch; int gives i32, which index
   //   arguments take; from<double>({0.1, 0.2}, {2}) and from({0.1, 0.2}, {2}, kF64) give f64;
-  // - a vector or span has a type that somebody chose, and it decides: vector<double> is f64.
+  // - a vector or span keeps its element type: vector<double> gives f64.
   static Tensor from(std::initializer_list<double> literals, const Dims& sizes, Device device = default_device(),
                      std::source_location where = std::source_location::current());
   static Tensor from(std::initializer_list<double> literals, const Dims& sizes, TensorOptions options,
@@ -167,11 +167,11 @@ class Tensor {
     return from<T>({value}, {}, device);
   }
   template <class T> static Tensor scalar(T value, TensorOptions options) { return from<T>({value}, {}, options); }
-  // A view of memory that `storage` owns. Throws Error if an element would lie outside of it.
+  // A tensor over the memory of `storage`; `offset` is in elements. Throws Error if an element would lie outside of it.
   static Tensor from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype,
                              std::source_location where = std::source_location::current());
 
-  // ---- Description. Never touches the data.
+  // ---- Description. These functions never access the data.
   bool defined() const { return impl_ != nullptr; }
   const Dims& sizes(std::source_location where = std::source_location::current()) const;
   const Dims& strides(std::source_location where = std::source_location::current()) const;
@@ -185,12 +185,12 @@ class Tensor {
     return numel(where) * static_cast<int64_t>(size_of(dtype(where)));
   }
 
-  // ---- Host access. Inside a compiled region each of these is a graph break: what is recorded runs first. Reading a
-  // value waits for the tensor's device; data() and its kin throw Error for a tensor that is not in host memory.
+  // ---- Host access. Inside a compiled region each of these is a graph break: the recorded ops run first. Reading a
+  // value waits for the tensor's device. The functions that return pointers throw Error unless it is in host memory.
   template <class T> const T* data(std::source_location where = std::source_location::current()) const {
     return static_cast<const T*>(checked_data(dtype_of<T>, where));
   }
-  // Writable memory. Each call bumps the version. Inside a region, ask again after each op (compile.h, Host writes).
+  // Writable memory. Each call raises the version. Inside a region, call it after each op (compile.h, Host writes).
   template <class T> T* mutable_data(std::source_location where = std::source_location::current()) {
     return static_cast<T*>(checked_mutable_data(dtype_of<T>, where));
   }
@@ -204,15 +204,15 @@ class Tensor {
   }
   // The contents in row-major order, converted to T.
   template <class T> std::vector<T> to_vector(std::source_location where = std::source_location::current()) const;
-  // The values in rows, and what is not the default: shape (if the values do not show it), dtype, gradient. As PyTorch
-  // prints a tensor; an undefined one is "tensor(undefined)". More than 1000 elements are summarised.
+  // The values in rows, as PyTorch prints them, and properties that are not the default: the shape if the values do not
+  // show it, the dtype, the gradient. An undefined tensor is "tensor(undefined)". Above 1000 elements it summarises.
   std::string to_string(std::source_location where = std::source_location::current()) const;
 
   // ---- Autograd
   bool requires_grad(std::source_location where = std::source_location::current()) const;
   Tensor& requires_grad_(bool on = true, std::source_location where = std::source_location::current());
   bool is_leaf(std::source_location where = std::source_location::current()) const;
-  // The accumulated gradient of a leaf, or of any tensor after retain_grad(). Undefined until backward reaches it.
+  // The accumulated gradient of a leaf, or of any tensor after retain_grad(). Undefined before a backward reaches it.
   const Tensor& grad(std::source_location where = std::source_location::current()) const;
   void set_grad(Tensor grad, std::source_location where = std::source_location::current());
   void zero_grad(bool set_to_none = true, std::source_location where = std::source_location::current());
@@ -222,20 +222,20 @@ class Tensor {
   int64_t register_hook(std::function<Tensor(const Tensor&)> hook,
                         std::source_location where = std::source_location::current());
   void remove_hook(int64_t id, std::source_location where = std::source_location::current());
-  // Accumulates gradients of this tensor into every leaf that requires them. It must be a scalar unless `grad` is
-  // given.
+  // Accumulates the gradients of this tensor into every leaf that requires grad. The tensor must be a scalar unless
+  // `grad` is given.
   void backward(const Tensor& grad = Tensor(), bool retain_graph = false, bool create_graph = false,
                 std::source_location where = std::source_location::current()) const;
   // Shares the data but not the history.
   Tensor detach(std::source_location where = std::source_location::current()) const;
   uint32_t version(std::source_location where = std::source_location::current()) const;
 
-  // ---- Views and copies: the ops of the same names (ops/ops.h) as members
+  // ---- Views and copies. Each calls the op of the same name (ops/ops.h).
   Tensor view(const Dims& sizes, std::source_location where = std::source_location::current()) const;
   Tensor reshape(const Dims& sizes, std::source_location where = std::source_location::current()) const;
   Tensor transpose(int64_t a, int64_t b, std::source_location where = std::source_location::current()) const;
   Tensor permute(const Dims& order, std::source_location where = std::source_location::current()) const;
-  // The transpose of a matrix. Throws Error unless there are two dimensions; transpose() swaps two of any number.
+  // The transpose of a matrix. Throws Error unless the tensor has two dimensions. For more, use transpose().
   Tensor t(std::source_location where = std::source_location::current()) const;
   Tensor expand(const Dims& sizes, std::source_location where = std::source_location::current()) const;
   Tensor select(int64_t dim, int64_t index, std::source_location where = std::source_location::current()) const;
@@ -248,11 +248,11 @@ class Tensor {
   Tensor contiguous(std::source_location where = std::source_location::current()) const;
   Tensor clone(std::source_location where = std::source_location::current()) const;
   Tensor to(DType dtype, std::source_location where = std::source_location::current()) const;
-  // This tensor if it is there already, else a dense copy. Differentiable: the gradient goes back to this device. To
-  // the host it waits for the device. Inside a compiled region it is a graph break.
+  // Returns this tensor if it is on `device` already, else a dense copy. Differentiable: the gradient goes back to the
+  // tensor's own device. A copy to the host waits for the device. Inside a compiled region it is a graph break.
   Tensor to(Device device, std::source_location where = std::source_location::current()) const;
 
-  // ---- Arithmetic: the same
+  // ---- Arithmetic. Each calls the op of the same name (ops/ops.h).
   Tensor exp(std::source_location where = std::source_location::current()) const;
   Tensor log(std::source_location where = std::source_location::current()) const;
   Tensor sqrt(std::source_location where = std::source_location::current()) const;
@@ -292,13 +292,13 @@ class Tensor {
   Tensor& operator/=(ScalarArg other) { return div_(other.value, other.where); }
 
   // ---- Inside the library
-  // As from_storage(), without a check: also for a tensor that has no memory yet.
+  // Like from_storage() but without checks; also for a tensor that has no memory yet.
   static Tensor over(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype);
   TensorImpl* impl() const { return impl_; }
   TensorImpl* release() { return std::exchange(impl_, nullptr); }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
-  // Addresses on the tensor's device, for kernels and whoever launches them. As raw_data() and raw_mutable_data(), for
-  // any device.
+  // Like raw_data() and raw_mutable_data(), but for any device: addresses on the tensor's device, for kernels and the
+  // code that launches them.
   const std::byte* address(std::source_location where = std::source_location::current()) const;
   std::byte* mutable_address(std::source_location where = std::source_location::current());
   // Call before_write() (recorder.h) before you write through storage().data().
@@ -306,7 +306,7 @@ class Tensor {
   int64_t storage_offset(std::source_location where = std::source_location::current()) const;
 
  private:
-  // The tensor behind this handle; throws Error "op: the tensor is undefined" if there is nothing.
+  // The object behind this handle. Throws Error "op: the tensor is undefined" if there is none.
   TensorImpl* checked(const char* op, std::source_location where) const {
     if (impl_ == nullptr) [[unlikely]]
       throw_undefined(op, where);
@@ -316,8 +316,8 @@ class Tensor {
                         std::source_location where);
   const void* checked_data(DType expected, std::source_location where) const;
   void* checked_mutable_data(DType expected, std::source_location where);
-  // A dense copy in `dtype` in host memory, without history, made outside of any recording; the tensor itself if it is
-  // that already.
+  // A dense copy in host memory with dtype `dtype` and no history, made outside of any recording. If the tensor is
+  // dense, in host memory and of that dtype already, returns the tensor itself.
   Tensor host_copy(const char* op, DType dtype, std::source_location where) const;
   Tensor one_element(DType dtype, std::source_location where) const;
   // True for a view without history whose base was later overwritten by a value that requires grad.
@@ -330,10 +330,10 @@ std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
 std::ostream& operator<<(std::ostream& out, const Dims& dims);  // [2, 3]
 std::ostream& operator<<(std::ostream& out, DType dtype);       // f32
 
-// An op's operand: a tensor and the caller's line, which is taken implicitly. {} is an undefined tensor.
+// An operand of an op: a tensor and the caller's line, which the constructor takes implicitly. {}: an undefined tensor.
 struct TensorArg {
   TensorArg(const Tensor& t, std::source_location where = std::source_location::current()) : tensor(t), where(where) {}
-  // `t` was made of a tensor of dtype `given`, which errors show.
+  // `t` was converted from a tensor of dtype `given`; error messages show `given`.
   TensorArg(const Tensor& t, std::source_location where, DType given) : tensor(t), where(where), given(given) {}
   TensorArg(std::source_location where = std::source_location::current()) : tensor(undefined()), where(where) {}
   const Tensor& tensor;
@@ -349,7 +349,7 @@ struct TensorImpl {
   std::atomic<int32_t> refs{1};
   DType dtype = kF32;
   Device device;
-  bool requires_grad = false;  // set by the user on a leaf, or follows from an input
+  bool requires_grad = false;  // set by the user on a leaf; on a result, true if an input requires grad
   Dims sizes;
   Dims strides;
   int64_t offset = 0;  // elements from the start of the storage
@@ -363,7 +363,7 @@ struct TensorImpl {
 
   TensorImpl();
   ~TensorImpl();
-  // A recording makes and drops many handles, so each thread keeps the memory of some freed ones.
+  // A recording creates and frees many of these objects, so each thread keeps the memory of some freed ones.
   static void* operator new(size_t bytes);
   static void operator delete(void* memory) noexcept;
   std::byte* data() const { return storage.data() + offset * static_cast<int64_t>(size_of(dtype)); }

@@ -24,7 +24,7 @@ void AddedTokenFinder::finish() {
 
 void AddedTokenFinder::split(std::string_view text, absl::FunctionRef<bool(const AddedToken&)> is_text,
                              absl::FunctionRef<void(size_t, size_t, const AddedToken*)> part) const {
-  size_t done = 0;  // text before it is handed out
+  size_t done = 0;  // part() was called for all text before this position
   for (size_t at = 0; at < text.size() && !patterns_.empty();) {
     const auto [first, last] = first_[static_cast<uint8_t>(text[at])];
     const Pattern* found = nullptr;

@@ -1,4 +1,4 @@
-// Added tokens: they are found in the text before it is cut into words.
+// Added tokens: tokens that are searched in the text before it is cut into words.
 //
 // Thread safety: immutable once the tokenizer is built.
 #pragma once
@@ -16,23 +16,23 @@ namespace rondo::text {
 struct AddedToken {
   int32_t id = 0;
   std::string content{};
-  bool single_word = false;             // not inside a word
-  bool lstrip = false, rstrip = false;  // takes the white space beside it
-  bool normalized = false;              // looked for in normalised text
+  bool single_word = false;             // does not match inside a word
+  bool lstrip = false, rstrip = false;  // also takes the white space to its left or right
+  bool normalized = false;              // is searched in normalised text, after normalising its content
   bool special = false;
-  std::string decoded{};  // what decode() writes: the content, normalised if the token is, as in the reference
+  std::string decoded{};  // the text for decode(): the content, normalised if `normalized`, as in the reference
 };
 
-// Finds the added tokens of one kind: leftmost, then longest.
+// Finds added tokens in a text: the leftmost match, and the longest at one position.
 class AddedTokenFinder {
  public:
-  // `pattern` is the content, normalised if the token is. `token` outlives the finder.
+  // `pattern` is the text to search for: the content, normalised if token->normalized. `token` must outlive the finder.
   void add(const AddedToken* token, std::string pattern);
   // Call once after the last add().
   void finish();
   bool empty() const { return patterns_.empty(); }
-  // Calls part(begin, end, token or null) for all of `text`, in order. A token of which `is_text` is true is ordinary
-  // text.
+  // Calls part(begin, end, token or null) for all parts of `text`, in order. A token for which is_text() returns true
+  // is ordinary text.
   void split(std::string_view text, absl::FunctionRef<bool(const AddedToken&)> is_text,
              absl::FunctionRef<void(size_t, size_t, const AddedToken*)> part) const;
 
@@ -41,8 +41,8 @@ class AddedTokenFinder {
     std::string text;
     const AddedToken* token;
   };
-  std::vector<Pattern> patterns_;                           // by first byte, then by falling length
-  std::array<std::pair<uint32_t, uint32_t>, 256> first_{};  // the range of patterns of a first byte
+  std::vector<Pattern> patterns_;                           // sorted by first byte, then by decreasing length
+  std::array<std::pair<uint32_t, uint32_t>, 256> first_{};  // by first byte: the range of its patterns
 };
 
 }  // namespace rondo::text

@@ -1,4 +1,4 @@
-// Text on its way through normalisers, which remembers where in the original each byte comes from.
+// Text that normalisers rewrite. It keeps the position in the original text from which each byte comes.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-// Part of a text: of the original (origin == null; then it starts there at byte `base`), or of a rewritten one
-// (origin[i] is where its byte i comes from). Where a rewritten text does not track its origin, `tracked` is false.
+// A part of a text. Of the original text: origin is null, and the part begins at byte `base`. Of a rewritten text:
+// origin[i] is the source of byte i. If a rewritten text does not track its origin, `tracked` is false.
 struct Piece {
   std::string_view text;
   const Span* origin = nullptr;
@@ -27,7 +27,7 @@ struct Piece {
     return {text.substr(begin, end - begin), origin == nullptr ? nullptr : origin + begin,
             base + static_cast<uint32_t>(begin), tracked};
   }
-  // Where bytes [begin, end) come from, in whole code points of the original. REQUIRES: tracked, begin < end.
+  // The source of bytes [begin, end), in whole code points of the original. REQUIRES: tracked, begin < end.
   Span source(size_t begin, size_t end) const {
     if (origin != nullptr) return {origin[begin].begin, origin[end - 1].end};
     const auto continues = [&](size_t i) { return (static_cast<uint8_t>(text[i]) & 0xC0) == 0x80; };
@@ -37,18 +37,19 @@ struct Piece {
   }
 };
 
-// How long rewriting may make a text of `bytes` bytes. Nothing that is meant comes near: the longest decomposition of
-// Unicode makes 33 bytes of 3. Without it a file's list of 40 replacements of "a" by "aa" makes a terabyte.
+// The largest length to which rewriting may extend a text of `bytes` bytes. Real tokenizers stay far below: the longest
+// decomposition of Unicode makes 33 bytes from 3. Without this limit, a file with 40 replacements of "a" by "aa" would
+// make a terabyte.
 inline size_t longest_rewritten(size_t bytes) { return (size_t{64} << 10) + 64 * bytes; }
 
 // A rewritten text that owns its bytes.
 class AlignedText {
  public:
-  // `longest`: beyond, push() throws Error.
+  // `longest`: the largest length in bytes. push() throws Error beyond it.
   AlignedText(bool tracked, size_t longest) : tracked_(tracked), longest_(longest) {}
 
   void push(uint32_t point, Span source);
-  void push(const Piece& piece, size_t begin, size_t end);  // as it is
+  void push(const Piece& piece, size_t begin, size_t end);  // unchanged bytes of `piece`
   void reserve(size_t bytes) { text_.reserve(bytes); }
   Piece piece() const { return {text_, tracked_ ? origin_.data() : nullptr, 0, tracked_}; }
   bool tracked() const { return tracked_; }

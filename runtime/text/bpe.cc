@@ -22,23 +22,23 @@ class Bpe : public Model {
  private:
   struct Merge {
     int32_t rank = 0;
-    int32_t id = 0;  // of the merged token
+    int32_t id = 0;  // id of the merged token
   };
   const Merge* find(int32_t left, int32_t right) const {
     const auto found = merges_.find(static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right));
     return found == merges_.end() ? nullptr : &found->second;
   }
   void symbols_of(std::string_view word, Scratch& scratch) const;
-  // Both merge `symbols` in place.
+  // Both functions merge the symbols in place.
   void merge_short(Scratch& scratch) const;
   void merge_long(std::vector<Token>& symbols) const;
   int32_t unk_id() const;
 
   BpeOptions options_;
   HashMap<uint64_t, Merge> merges_;  // by left id << 32 | right id
-  // byte_level: the token of each byte, for its place in a word: [is not first][is last]. -1: none.
+  // byte_level: the token of each byte by its place in the word: [is not first][is last][byte]; -1: none.
   std::array<std::array<std::array<int32_t, 256>, 2>, 2> byte_ids_{};
-  std::array<int32_t, 256> fallback_ids_{};  // byte_fallback: of <0x00> to <0xFF>
+  std::array<int32_t, 256> fallback_ids_{};  // byte_fallback: ids of <0x00> to <0xFF>
 };
 
 Bpe::Bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options, const std::string& path)
@@ -56,7 +56,7 @@ Bpe::Bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options, con
       throw FileError(path, formatted("merge %d (%s %s): %s is not in the vocabulary", rank, io::shown(left),
                                       io::shown(right), io::shown(a < 0 ? left : right)));
     merged = left;
-    // The reference takes the prefix's length off, whatever stands there.
+    // As in the reference, removes as many bytes as the prefix has, without comparing them.
     merged.append(right, std::min(options_.prefix.size(), right.size()));
     const int32_t id = vocabulary_.id(merged);
     if (id < 0)
@@ -81,7 +81,7 @@ int32_t Bpe::unk_id() const {
   return id;
 }
 
-// One symbol per byte or code point. The order of what is unknown follows the reference.
+// One symbol per byte or code point. Unknown symbols are emitted in the order of the reference.
 void Bpe::symbols_of(std::string_view word, Scratch& scratch) const {
   std::vector<Token>& symbols = scratch.symbols;
   symbols.clear();
@@ -133,11 +133,11 @@ void Bpe::symbols_of(std::string_view word, Scratch& scratch) const {
   if (unknown) symbols.push_back(*unknown);
 }
 
-// Quadratic, and faster than a queue for words of usual length.
+// Takes quadratic time, but is faster than a queue for words of usual length.
 void Bpe::merge_short(Scratch& scratch) const {
   constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
   std::vector<Token>& symbols = scratch.symbols;
-  std::vector<int32_t>&ranks = scratch.ranks, &merged = scratch.merged;  // of symbols i and i + 1
+  std::vector<int32_t>&ranks = scratch.ranks, &merged = scratch.merged;  // [i]: of the pair of symbols i and i + 1
   size_t n = symbols.size();
   ranks.assign(n, kNone);
   merged.resize(n);
@@ -164,15 +164,15 @@ void Bpe::merge_short(Scratch& scratch) const {
   symbols.resize(n);
 }
 
-// A queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale if one of its symbols has
-// changed since.
+// A queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of its symbols
+// has changed; it is then skipped.
 void Bpe::merge_long(std::vector<Token>& symbols) const {
   struct Link {
     int32_t previous, next;
   };
   struct Candidate {
     int32_t rank, at, left, right, merged;
-    // For a max-heap that pops the lowest rank, then the leftmost.
+    // Orders a max-heap such that it pops the lowest rank first, then the leftmost.
     bool operator<(const Candidate& other) const { return rank != other.rank ? rank > other.rank : at > other.at; }
   };
   const auto n = static_cast<int32_t>(symbols.size());

@@ -30,7 +30,7 @@ class ByteLevelDecoder : public Decoder {
   void apply(std::vector<std::string>& tokens) const override {
     std::string bytes;
     for (const std::string& token : tokens)
-      if (!append_bytes(token, bytes)) bytes += token;  // an added token, as it is
+      if (!append_bytes(token, bytes)) bytes += token;  // an added token: its text unchanged
     tokens.assign(1, std::move(bytes));
   }
 };
@@ -73,7 +73,7 @@ class MetaspaceDecoder : public Decoder {
   Metaspace options_;
 };
 
-// Runs of <0xNN> become the bytes' text, or one U+FFFD for each if they are none.
+// A run of <0xNN> tokens becomes the text of its bytes, or one U+FFFD for each byte if they are invalid UTF-8.
 class ByteFallback : public Decoder {
  public:
   void apply(std::vector<std::string>& tokens) const override {
@@ -107,7 +107,7 @@ class Fuse : public Decoder {
   void apply(std::vector<std::string>& tokens) const override { tokens.assign(1, absl::StrJoin(tokens, "")); }
 };
 
-// Takes at most `start` copies of a character off the front of each token, and `stop` off its end.
+// Removes up to `start` copies of a character from the front of each token, and up to `stop` copies from its end.
 class StripDecoder : public Decoder {
  public:
   StripDecoder(std::string content, int32_t start, int32_t stop)
@@ -172,7 +172,7 @@ void read_decoder(io::JsonReader& json, Decoders& out, int depth) {
   } else if (type == "ByteLevel") {
     read_fields(json, where, [&](const std::string& key) {
       if (key == "type") json.skip();
-      // Options of the pre-tokenizer, which shares its type with the decoder; they change nothing here.
+      // Options of the ByteLevel pre-tokenizer. Files also give them for the decoder, where they have no effect.
       else if (key == "add_prefix_space" || key == "trim_offsets" || key == "use_regex") json.boolean();
       else return false;
       return true;
@@ -252,7 +252,7 @@ Decoders read_decoders(io::JsonReader& json) {
 
 void clean_up(std::string& text, bool do_not) {
   constexpr std::string_view kDoNot = " do not";
-  // In this order: a later rule sees what an earlier one made.
+  // The order matters: a later rule sees the result of an earlier one.
   static constexpr std::pair<const char*, const char*> kRules[] = {
       {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},    {" n't", "n't"},
       {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
@@ -273,7 +273,7 @@ std::string replace_invalid_utf8(std::string text) {
   std::string out(text, 0, at);
   while (at < text.size()) {
     out += kReplacement;
-    // How far the bytes go on as a code point could. The second byte's range depends on the first.
+    // Counts the bytes that could be the beginning of a code point. The range of the second byte depends on the first.
     const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<uint8_t>(text[at + i]) : 0; };
     const int lead = byte(0);
     const size_t length = lead >= 0xF0 && lead <= 0xF4 ? 4 : lead >= 0xE0 && lead < 0xF0 ? 3 : lead >= 0xC2 ? 2 : 1;

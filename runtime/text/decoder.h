@@ -1,4 +1,4 @@
-// Decoders: tokens become text. Each is a step over a list of strings; the file's Sequence is a list of steps.
+// Decoders: convert tokens to text. Each is a step that changes a list of strings. A Sequence is a list of steps.
 //
 // Thread safety: immutable.
 #pragma once
@@ -21,20 +21,22 @@ struct Decoders {
   std::vector<std::unique_ptr<const Decoder>> steps;
   bool present = false;  // without a decoder, tokens are joined by spaces
 
-  // Bytes that are not UTF-8 stay as they are: replace_invalid_utf8() is what the reference makes of them.
+  // Applies the steps and joins the strings. Invalid UTF-8 stays; the reference applies replace_invalid_utf8() to it.
   std::string join(std::vector<std::string> tokens) const;
 };
 
-// The steps of a file's "decoder". Throws FileError for what is not supported.
+// Reads the steps of a file's "decoder". Throws FileError for anything that is not supported.
 Decoders read_decoders(io::JsonReader& json);
 std::unique_ptr<const Decoder> byte_level_decoder();
 std::unique_ptr<const Decoder> word_piece_decoder(std::string prefix, bool cleanup);
 
-// Takes out the spaces before punctuation and parts of English words: " ." becomes ".", " n't" "n't". As transformers'
-// clean_up_tokenization; with `do_not`, as the WordPiece decoder of `tokenizers`, which shortens " do not", too.
+// Removes spaces before punctuation and before parts of English words: " ." becomes ".", " n't" becomes "n't". Equals
+// clean_up_tokenization of transformers. With `do_not` it equals the WordPiece decoder of `tokenizers`, which also
+// changes " do not" to " don't".
 void clean_up(std::string& text, bool do_not = false);
 
-// U+FFFD for each longest prefix of a code point that is broken off (Unicode's "maximal subparts").
+// Replaces invalid bytes by U+FFFD: one for each longest incomplete prefix of a code point ("maximal subpart" in
+// Unicode), and one for any other invalid byte.
 std::string replace_invalid_utf8(std::string text);
 
 }  // namespace rondo::text

@@ -1,4 +1,4 @@
-// Encoding: the result of encoding a text. And the options of encoding and decoding.
+// Encoding: the result of encoding a text. Also the options of encoding and decoding.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace rondo::text {
 
 // An encoded text. All vectors have one element per token.
 struct Encoding {
-  // [begin, end) of the token in its text; 0, 0 for tokens that come from no text.
+  // [begin, end) of the token in its text; 0, 0 for a token that is not from a text.
   struct Offset {
     int32_t begin = 0, end = 0;
     bool operator==(const Offset&) const = default;
@@ -18,7 +18,7 @@ struct Encoding {
   std::vector<int32_t> ids;
   std::vector<int32_t> type_ids;
   std::vector<Offset> offsets;
-  std::vector<int32_t> word_ids;             // counts the words of a text from 0; -1: no word
+  std::vector<int32_t> word_ids;             // the number of the token's word in its text, from 0; -1: no word
   std::vector<int32_t> sequence_ids;         // 0: the first text, 1: the second, -1: neither
   std::vector<int32_t> attention_mask;       // 0: padding
   std::vector<int32_t> special_tokens_mask;  // 1: added by the template, or padding
@@ -26,21 +26,21 @@ struct Encoding {
 };
 
 enum class OffsetUnit {
-  kCodePoints,  // as the reference
+  kCodePoints,  // as in the reference
   kBytes,
 };
 enum class Side { kLeft, kRight };
 
 struct Truncation {
   enum Strategy { kLongestFirst, kOnlyFirst, kOnlySecond, kDoNotTruncate };
-  int64_t max_length = 512;  // counts the tokens that the template adds, too
+  int64_t max_length = 512;  // includes the tokens that the template adds
   Strategy strategy = kLongestFirst;
-  Side side = Side::kRight;  // where tokens are cut off; they are dropped, not returned
+  Side side = Side::kRight;  // the side on which tokens are dropped
 };
 struct Padding {
   enum Strategy { kLongest, kMaxLength, kDoNotPad };
-  Strategy strategy = kLongest;    // kLongest: to the longest of the batch
-  int64_t max_length = 0;          // kMaxLength: to this length, of at most 2^24
+  Strategy strategy = kLongest;    // kLongest: to the length of the longest encoding in the batch
+  int64_t max_length = 0;          // kMaxLength: to this length, at most 2^24
   int64_t pad_to_multiple_of = 0;  // at most 2^24; 0: any length
   Side side = Side::kRight;
   int32_t pad_id = 0;
@@ -49,21 +49,21 @@ struct Padding {
 
 struct EncodeOptions {
   bool add_special_tokens = true;
-  // True: a special token's text is ordinary text.
+  // True: the text of a special token is ordinary text.
   bool split_special_tokens = false;
-  // Further added tokens whose text is ordinary text.
+  // Other added tokens whose text is ordinary text.
   std::vector<int32_t> split_tokens = {};
-  // False: the text continues another one, so the space that some tokenizers put before the first word is left out.
+  // False: the text continues another one, so tokenizers that put a space before the first word do not put it.
   bool at_start = true;
   OffsetUnit offset_unit = OffsetUnit::kCodePoints;
-  // Unset: as the file says (defaults: no truncation, no padding).
+  // nullopt: the setting of the file (no truncation and no padding if it has none).
   std::optional<Truncation> truncation = std::nullopt;
   std::optional<Padding> padding = std::nullopt;
 };
 
 struct DecodeOptions {
   bool skip_special_tokens = true;
-  // Bytes that are no UTF-8 (a character broken in two) become U+FFFD. False: they stay, so that pieces can be joined.
+  // True: invalid UTF-8 (a part of a character) becomes U+FFFD. False: the bytes stay, so that pieces can be joined.
   bool replace_invalid = true;
 };
 

@@ -1,5 +1,5 @@
-// Tokenizers from vocabulary files and from a model's folder. What vocab.json or vocab.txt leave open is filled in as
-// Transformers does for the same classes.
+// Reads tokenizers from vocabulary files and from a model's folder. Settings that vocab.json and vocab.txt do not have
+// are the defaults of the same classes in transformers.
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
@@ -79,7 +79,7 @@ void read_further_tokens(io::JsonReader& json, NamedTokens& named, std::optional
   }
 }
 
-// A field such as "image_token" whose value is a token. add_bos_token has another one.
+// True for a field such as "image_token" whose value is a token, and false for flags such as "add_bos_token".
 bool is_named_token(const std::string& key, const io::JsonReader& json) {
   if (!key.ends_with("_token")) return false;
   io::JsonReader ahead = json;
@@ -101,7 +101,7 @@ void set_named(const NamedTokens& tokens, NamedTokens& out) {
   }
 }
 
-// Reads a template, or several with names: an object of them, or a list of objects with name and template.
+// Reads one template, or several with names: an object of templates, or a list of objects with "name" and "template".
 void read_chat_templates(io::JsonReader& json, Config& out) {
   out.chat_templates.clear();
   if (read_null(json)) return;
@@ -127,14 +127,14 @@ void read_chat_templates(io::JsonReader& json, Config& out) {
   });
 }
 
-// The names of the files in a folder's folder of templates.
+// The names of the template files in the subfolder kChatTemplates.
 std::vector<std::string> more_templates(const std::string& folder) {
   std::vector<std::string> names = io::list_folder(absl::StrCat(folder, "/", kChatTemplates));
   std::erase_if(names, [](const std::string& name) { return std::filesystem::path(name).extension() != ".jinja"; });
   return names;
 }
 
-// Files come before the field of tokenizer_config.json, all of whose templates they replace.
+// If there are template files, they replace all templates of the field in tokenizer_config.json.
 std::map<std::string, ChatTemplateText> folder_templates(const std::string& folder, const Config& config) {
   std::map<std::string, ChatTemplateText> out;
   const auto read = [&](const std::string& name, const std::string& path) {
@@ -164,7 +164,7 @@ void read_role(io::JsonReader& json, Role role, Config& out) {
 void read_config(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);
   io::JsonReader json(path, text);
-  NamedTokens extra, alone, specific;  // as transformers: what comes later replaces what comes before
+  NamedTokens extra, alone, specific;  // as in transformers, the later lists replace tokens of the earlier ones
   json.object([&](std::string& key) {
     if (const Role role = role_of(key)) {
       read_role(json, role, out);
@@ -200,7 +200,7 @@ void read_config(const std::string& path, Config& out) {
     } else if (key == "add_eos_token") {
       out.add_eos = read_flag(json, false);
     } else if (key == "model_max_length") {
-      // Files write 1e30 for "no limit".
+      // In files, 1e30 means "no limit".
       const bool is_null = read_null(json);
       const std::string_view digits = is_null ? std::string_view() : json.number();
       int64_t length = 0;
@@ -227,16 +227,16 @@ void read_config(const std::string& path, Config& out) {
   });
   json.finish();
   for (const NamedTokens* tokens : {&extra, &alone, &specific}) set_named(*tokens, out.named);
-  // The older name counts where the newer one is absent or empty.
+  // The older field counts if the newer one is missing or empty.
   if (out.additional && extra.empty() && (!out.extra || out.extra->empty())) {
     out.extra = std::move(out.additional);
     out.additional.reset();
   }
 }
 
-// special_tokens_map.json, which older programs wrote and transformers reads if there is no added_tokens_decoder. It
-// has the last word on roles; named tokens it adds only, and a list additional_special_tokens counts if there is no
-// other.
+// Reads special_tokens_map.json, a file of older programs, which transformers reads if there is no
+// added_tokens_decoder. Its roles replace those of the config. Its named tokens are added, but do not replace any. Its
+// list additional_special_tokens counts if there is no other list.
 void read_older_map(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);
   io::JsonReader json(path, text);
@@ -263,7 +263,7 @@ void read_older_map(const std::string& path, Config& out) {
     set_named(*tokens, out.named);
 }
 
-// added_tokens.json, of the same age: texts and their ids.
+// Reads added_tokens.json, also a file of older programs: the texts of added tokens and their ids.
 void read_older_tokens(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);
   io::JsonReader json(path, text);
@@ -285,7 +285,8 @@ void read_older_tokens(const std::string& path, Config& out) {
   json.finish();
 }
 
-// Adds the named tokens that the vocabulary has, and those of added_tokens_decoder.
+// Adds the tokens of added_tokens_decoder or added_tokens.json, and those with a role. Throws FileError if the
+// vocabulary lacks one with a role.
 void add_special_tokens(TokenizerParts& out, const Config& config, const std::string& vocab_path) {
   for (const std::vector<AddedToken>* tokens : {&config.added, &config.older})
     for (const AddedToken& token : *tokens)
@@ -310,7 +311,7 @@ int32_t need_token(const TokenizerParts& parts, const std::string& name, const s
   return id;
 }
 
-// vocab.json and merges.txt: byte-level BPE of the class that `config` names.
+// Reads vocab.json and merges.txt: byte-level BPE of the class that `config` names.
 std::unique_ptr<TokenizerParts> read_byte_level(const std::string& vocab_path, const std::string& merges_path,
                                                 Config config) {
   const ClassKind kind = config.tokenizer_class.empty() ? ClassKind::kGpt2 : kind_named(config.tokenizer_class);
@@ -339,7 +340,7 @@ std::unique_ptr<TokenizerParts> read_byte_level(const std::string& vocab_path, c
   out->pre_tokenizers.byte_level = true;
   out->decoders.present = true;
   out->decoders.steps.push_back(byte_level_decoder());
-  // A vocabulary of one's own may lack the one that GPT-2 and Qwen2 have for all purposes.
+  // GPT-2 and Qwen2 use <|endoftext|> for all roles. A custom vocabulary may lack it; then there are no default names.
   if (roberta || out->model->vocabulary().id("<|endoftext|>") >= 0) config.names = names_of(kind, config);
   if (roberta) {
     const int32_t mask = out->model->vocabulary().id(config.names.mask);

@@ -1,4 +1,4 @@
-// Shared by the readers of tokenizer files.
+// Functions that the readers of tokenizer files share.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace rondo::text {
 
-// Reads an object. `field` reads the value of a key that it knows, and returns false for others: those are errors, as
-// keys that appear twice are. `where` names the object in errors.
+// Reads an object. `field` reads the value of a key that it knows, and returns false for other keys. Such a key is an
+// error, and so is a key that appears twice. `where` names the object in errors.
 inline void read_fields(io::JsonReader& json, const std::string& where,
                         absl::FunctionRef<bool(const std::string&)> field) {
   std::vector<std::string> seen;
@@ -26,7 +26,7 @@ inline void read_fields(io::JsonReader& json, const std::string& where,
   });
 }
 
-// True, and the null is read, if the next value is null.
+// If the next value is null, reads it and returns true.
 inline bool read_null(io::JsonReader& json) {
   if (json.peek() != 'n') return false;
   json.skip();
@@ -36,13 +36,13 @@ inline std::optional<std::string> read_optional_string(io::JsonReader& json) {
   if (read_null(json)) return std::nullopt;
   return json.string();
 }
-// An integer that fits in an int32.
+// Reads an integer that must fit into an int32.
 inline int32_t read_int32(io::JsonReader& json, const std::string& what) {
   const uint64_t value = json.unsigned_integer();
   if (value > INT32_MAX) json.fail(absl::StrCat(what, " is above 2^31 - 1"));
   return static_cast<int32_t>(value);
 }
-// The "type" of the object that comes next, which stays unread; "" if it has none.
+// Returns the "type" of the next object without reading the object; "" if it has none.
 inline std::string peek_type(const io::JsonReader& json, const std::string& where) {
   io::JsonReader ahead = json;
   std::string type;
@@ -53,8 +53,8 @@ inline std::string peek_type(const io::JsonReader& json, const std::string& wher
   });
   return type;
 }
-// Files nest Sequences; nothing sensible nests deeper.
+// The deepest nesting of Sequences. Real files stay below.
 inline constexpr int kMaxNesting = 8;
-inline constexpr size_t kMostSteps = 64;  // of a list of normalizers, pre-tokenizers or decoders
+inline constexpr size_t kMostSteps = 64;  // the longest list of normalizers, pre-tokenizers or decoders
 
 }  // namespace rondo::text

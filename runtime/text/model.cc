@@ -41,7 +41,7 @@ Vocabulary Vocabulary::read_lines(std::string_view text, const std::string& path
     text.remove_prefix(std::min(end + 1, text.size()));
     if (!io::is_valid_utf8(line))
       throw FileError(path, absl::StrCat("line ", out.tokens_.size() + 1, ": invalid UTF-8"));
-    // As the reference, which strips white space from the end of a line.
+    // Strips white space from the end of the line, as in the reference.
     while (!line.empty()) {
       const size_t before = previous_point(line, line.size());
       size_t at = before;
@@ -52,7 +52,7 @@ Vocabulary Vocabulary::read_lines(std::string_view text, const std::string& path
     out.present_.push_back(true);
   }
   out.index();
-  // If lines are equal, the last one counts, and the others are holes.
+  // If lines are equal, the last one counts; the other ids name no token.
   for (size_t id = 0; id < out.tokens_.size(); ++id) out.ids_[out.tokens_[id]] = static_cast<int32_t>(id);
   for (size_t id = 0; id < out.tokens_.size(); ++id)
     out.present_[id] = out.ids_[out.tokens_[id]] == static_cast<int32_t>(id);
@@ -170,7 +170,7 @@ MergeList read_merges(std::string_view text, const std::string& path) {
 std::unique_ptr<const Model> read_model(io::JsonReader& json, size_t file_size, bool byte_level,
                                         const std::string& path) {
   std::string type = peek_type(json, "model");
-  if (type.empty()) {  // files of 2019 do not say
+  if (type.empty()) {  // files of 2019 have no type
     io::JsonReader ahead = json;
     ahead.object([&](std::string& key) {
       if (key == "merges") type = "BPE";

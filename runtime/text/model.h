@@ -1,6 +1,6 @@
-// Models: a word becomes tokens. BPE and WordPiece.
+// Models: convert a word to tokens, by BPE or WordPiece.
 //
-// Thread safety: immutable; each thread brings its own Scratch.
+// Thread safety: immutable; each thread uses its own Scratch.
 #pragma once
 
 #include <array>
@@ -29,23 +29,23 @@ class Vocabulary {
   Vocabulary(Vocabulary&&) = default;  // a copy's ids_ would view the original
   Vocabulary& operator=(Vocabulary&&) = default;
 
-  // {"token": id, ..}. Throws FileError for two equal tokens or ids, and for ids that the file is too small for.
+  // Reads {"token": id, ..}. Throws FileError for duplicate tokens or ids, and for an id of `file_size` or above.
   static Vocabulary read(io::JsonReader& json, size_t file_size);
-  // One token a line (vocab.txt).
+  // Reads one token per line (vocab.txt).
   static Vocabulary read_lines(std::string_view text, const std::string& path);
 
-  // -1 if there is none.
+  // Returns -1 if there is no such token.
   int32_t id(std::string_view token) const {
     const auto found = ids_.find(token);
     return found == ids_.end() ? -1 : found->second;
   }
-  // Null for a hole and outside.
+  // Returns null if no token has this id.
   const std::string* token(int64_t id) const {
     return id < 0 || id >= size() || !present_[static_cast<size_t>(id)] ? nullptr : &tokens_[static_cast<size_t>(id)];
   }
   // One more than the largest id.
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
-  // How many tokens there are.
+  // The number of tokens.
   int64_t count() const { return static_cast<int64_t>(ids_.size()); }
 
  private:
@@ -55,8 +55,8 @@ class Vocabulary {
   HashMap<std::string_view, int32_t> ids_;  // views of tokens_, whose elements never move
 };
 
-// Words and their tokens, direct-mapped: a new word takes the place of the old one in its slot, so memory is bounded.
-// Long words and words of many tokens are not kept.
+// A direct-mapped cache of words and their tokens: a new word replaces the old one in its slot, so memory is bounded.
+// Long words and words of many tokens are not cached.
 class WordCache {
  public:
   struct Slot {
@@ -75,7 +75,7 @@ class WordCache {
   std::vector<Slot> slots_;
 };
 
-// Working memory of one thread that encodes; kept between calls.
+// Working memory of one encoding thread, reused by later calls.
 struct Scratch {
   WordCache cache;
   std::vector<Token> symbols;
@@ -97,36 +97,37 @@ class Model {
   Vocabulary vocabulary_;
 };
 
-// Byte pair encoding (Sennrich et al., 2016): the adjacent pair of lowest rank is merged, the leftmost of equals, until
-// none is left.
+// Byte pair encoding (Sennrich et al., 2016): the adjacent pair of lowest rank is merged, the leftmost if ranks are
+// equal, until no pair can be merged.
 struct BpeOptions {
-  // Words are bytes, spelled in GPT-2's alphabet; otherwise they are code points.
+  // True: the symbols of a word are bytes, spelled in GPT-2's alphabet. False: they are code points.
   bool byte_level = false;
-  std::string prefix{}, suffix{};  // of symbols inside a word and at its end
+  std::string prefix{}, suffix{};  // added to symbols that do not begin a word; to symbols at its end
   std::optional<std::string> unk_token{};
   bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
 };
 using MergeList = std::vector<std::pair<std::string, std::string>>;
-// Throws FileError if a merge names no token. `path` is for errors.
+// Throws FileError if a merge names a token that is not in the vocabulary. `path` is for errors.
 std::unique_ptr<const Model> make_bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options,
                                       const std::string& path);
-// merges.txt.
+// Reads merges.txt.
 MergeList read_merges(std::string_view text, const std::string& path);
 
-// WordPiece (Wu et al., 2016): the longest token that the rest of the word starts with, again and again.
+// WordPiece (Wu et al., 2016): repeatedly takes the longest token with which the rest of the word begins.
 struct WordPieceOptions {
   std::string unk_token = "[UNK]", prefix = "##";
   int64_t max_input_chars_per_word = 100;
 };
 std::unique_ptr<const Model> make_word_piece(Vocabulary vocabulary, WordPieceOptions options, const std::string& path);
 
-// A file's "model". `byte_level`: the pre-tokenizer is. Throws FileError for what is not supported.
+// Reads a file's "model". `byte_level`: PreTokenizers::byte_level. Throws FileError for anything that is not supported.
 std::unique_ptr<const Model> read_model(io::JsonReader& json, size_t file_size, bool byte_level,
                                         const std::string& path);
 
-// ---- GPT-2's byte alphabet: printable Latin-1 as itself, the other 68 bytes as U+0100 and up, in byte order.
+// ---- GPT-2's byte alphabet: printable Latin-1 characters stand for themselves; the other 68 bytes become U+0100 and
+// up, in byte order.
 const std::array<std::string, 256>& byte_spelling();
-// Appends the bytes that a spelled token encodes. If a character encodes none, returns false and appends nothing.
+// Appends the bytes of a spelled token. If a character stands for no byte, returns false and appends nothing.
 bool append_bytes(std::string_view spelled, std::string& bytes);
 
 }  // namespace rondo::text

@@ -45,7 +45,7 @@ bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
 }
 
-// Calls visit(point, source of it) for each code point.
+// Calls visit(point, its source) for each code point.
 template <class Visit> void for_each_point(const Piece& in, Visit&& visit) {
   for (size_t at = 0; at < in.text.size();) {
     const size_t begin = at;
@@ -68,7 +68,7 @@ class Lowercase : public Normalizer {
   }
 };
 
-// Removes code points.
+// Removes the code points for which kRemoves() is true.
 template <bool (*kRemoves)(uint32_t)> class Remove : public Normalizer {
  public:
   bool keeps(std::string_view text) const override { return is_ascii(text); }
@@ -81,9 +81,8 @@ template <bool (*kRemoves)(uint32_t)> class Remove : public Normalizer {
 using StripAccents = Remove<is_stripped>;
 using BertStripAccents = Remove<is_bert_accent>;
 
-// NFD, NFC, NFKD, NFKC (UAX 15). The source of each point of the result follows the reference: the result and the
-// original are walked side by side, and a point of the result takes the place of as many original points as it stands
-// for.
+// NFD, NFC, NFKD, NFKC (UAX 15). The source of each result point is found as in the reference: result and original are
+// walked in parallel, and each result point advances by as many original points as it replaces (Point::extra).
 class NormalForm : public Normalizer {
  public:
   NormalForm(bool compose, bool compatibility) : compose_(compose), compatibility_(compatibility) {}
@@ -91,7 +90,7 @@ class NormalForm : public Normalizer {
   void rewrite(const Piece& in, AlignedText& out) const override {
     std::vector<Point> points;
     for (size_t at = 0; at < in.text.size();) decompose(next_point(in.text, at), points);
-    // Canonical order: marks by class, stable.
+    // Canonical ordering: sorts each run of marks by combining class, stably.
     for (auto begin = points.begin(); begin != points.end();) {
       if (begin->combining == 0) {
         ++begin;
@@ -107,7 +106,7 @@ class NormalForm : public Normalizer {
     Span last{};
     if (in.tracked && !in.text.empty()) last = {in.source(0, 1).begin, in.source(0, 1).begin};
     for (const Point& point : points) {
-      if (point.extra > 0 || at >= in.text.size()) {  // more than the original has: as the byte before
+      if (point.extra > 0 || at >= in.text.size()) {  // no original point left for it: same source as the point before
         out.push(point.value, last);
         continue;
       }
@@ -125,7 +124,7 @@ class NormalForm : public Normalizer {
   struct Point {
     uint32_t value;
     uint8_t combining;
-    int extra;  // 1: beyond the first of a decomposition; -n: also replaces the n points that follow
+    int extra;  // 1: not the first point of a decomposition; -n: also replaces the next n points
   };
 
   void decompose(uint32_t point, std::vector<Point>& out) const {
@@ -144,7 +143,7 @@ class NormalForm : public Normalizer {
 
   static void compose_points(std::vector<Point>& points) {
     size_t kept = 0, starter = SIZE_MAX;
-    int last_class = -1;  // of what stands between the starter and here; -1: nothing
+    int last_class = -1;  // class of the last point kept after the starter; -1: none
     for (size_t i = 0; i < points.size(); ++i) {
       const Point now = points[i];
       if (starter != SIZE_MAX && last_class < static_cast<int>(now.combining)) {
@@ -164,7 +163,7 @@ class NormalForm : public Normalizer {
   bool compose_, compatibility_;
 };
 
-// BERT's: control characters go and white space becomes a space; space around CJK ideographs; accents; lower case.
+// The first of BERT's steps: removes control characters, and replaces white space by a space.
 class BertClean : public Normalizer {
  public:
   bool keeps(std::string_view text) const override {
@@ -251,7 +250,7 @@ class Replace : public Normalizer {
         out.push(in, begin, at);
         continue;
       }
-      // As in the reference, all of the new text comes from the last code point of the old.
+      // As in the reference, the source of the whole replacement is the last code point of the match.
       const Span source = in.tracked ? in.source(previous_point(in.text, end), end) : Span{};
       for (size_t i = 0; i < with_.content.size();) out.push(next_point(with_.content, i), source);
       at = end;

@@ -1,4 +1,4 @@
-// Normalisers: what a tokenizer file does to text before it is cut. Each is a step; the file's Sequence is a list.
+// Normalisers: rewrite text before it is cut into words. Each is a step; a Sequence in the file is a list of steps.
 //
 // Thread safety: immutable.
 #pragma once
@@ -15,14 +15,14 @@ namespace rondo::text {
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  // True if `text` would not change: then nothing is copied. May be false although nothing changes.
+  // True only if rewrite() would not change `text`; then the text need not be copied.
   virtual bool keeps(std::string_view text) const = 0;
   // Appends the rewritten text to `out`.
   virtual void rewrite(const Piece& in, AlignedText& out) const = 0;
 };
 using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;
 
-// The steps of a file's "normalizer", none for null. Throws FileError for what is not supported.
+// Reads the steps of a file's "normalizer", none for null. Throws FileError for anything that is not supported.
 Normalizers read_normalizers(io::JsonReader& json);
 // BERT's normaliser is a list of these steps.
 void append_bert_normalizer(Normalizers& out, bool clean_text, bool handle_chinese_chars, bool strip_accents,

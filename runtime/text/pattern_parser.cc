@@ -1,4 +1,4 @@
-// From the text of a pattern to the steps of a SplitPattern.
+// Parses the text of a pattern into the steps of a SplitPattern.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kUnbounded = UINT32_MAX;
 constexpr int kMaxDepth = 32;
-// Counted repetition of a group is written out; this bounds what a hostile pattern can make.
+// A counted repetition of a group is expanded into copies. This bounds the size of a hostile pattern.
 constexpr size_t kMaxSteps = 4096;
 
 struct CategoryName {
@@ -35,7 +35,7 @@ constexpr CategoryName kCategoryNames[] = {
     {"Letter", kLetter}, {"Number", kNumber}, {"Punctuation", kPunctuation},
 };
 
-// One part of a pattern, between two quantifiers.
+// A node of the syntax tree of a pattern.
 struct Node {
   enum Kind { kSet, kSequence, kAlternatives, kLook, kRepeat } kind = kSequence;
   uint32_t set = 0;              // kSet
@@ -58,7 +58,7 @@ bool can_be_empty(const Node& node) {
 
 }  // namespace
 
-// Pattern -> nodes -> steps.
+// Parses a pattern into a tree of nodes, then emits the steps.
 class PatternParser {
  public:
   PatternParser(std::string_view pattern, SplitPattern& out) : pattern_(pattern), out_(out) {}
@@ -68,8 +68,8 @@ class PatternParser {
     const Node root = alternatives(0);
     if (at_ < pattern_.size()) fail("has a ')' too many");
     out_.matches_empty_ = can_be_empty(root);
-    // Each alternative of the whole pattern ends in a match of its own, so that match() can skip those that cannot
-    // start with the next byte.
+    // Each top-level alternative ends in its own kMatch, so that match() can skip alternatives that cannot start with
+    // the next byte.
     const auto add = [&](const Node& node) {
       const size_t index = out_.alternatives_.size();
       if (index == 64) fail("has more than 64 alternatives");
@@ -212,8 +212,8 @@ class PatternParser {
     return node;
   }
 
-  // One letter may equal two when case is ignored (U+FB06 is "st"). Such pairs are refused, so that one point is always
-  // compared with one.
+  // If case is ignored, one code point may equal two letters (U+FB06 equals "st"). Patterns with such pairs are
+  // refused, so that a match always compares one code point with one.
   void check_folds(const Node& node) const {
     const auto pairs = [&](const Node& a, const Node& b) {
       const auto ends = [&](char c) { return touches(a, c, true); };
@@ -226,7 +226,7 @@ class PatternParser {
       for (size_t i = 0; i + 1 < node.children.size(); ++i) pairs(node.children[i], node.children[i + 1]);
     for (const Node& child : node.children) check_folds(child);
   }
-  // Can what matches the node start, or end, with the letter? A part that may match nothing counts as a letter.
+  // True if a match of the node can start (or, if at_end, end) with the letter, and for a part that can be empty.
   bool touches(const Node& node, char letter, bool at_end) const {
     if (node.kind == Node::kSet) return out_.sets_[node.set].ascii[static_cast<size_t>(letter)];
     if (can_be_empty(node)) return true;
@@ -264,7 +264,8 @@ class PatternParser {
     set.negated = !set.negated;
   }
 
-  // Reads \x at `at_` into `set`. In a class, returns the point if it is a single one, so that it may start a range.
+  // Reads the escape at `at_` into `set`. In a class, {true, point} is a single code point that is not in `set` yet,
+  // because it may start a range.
   std::pair<bool, uint32_t> escape(PointSet& set, bool in_class) {
     ++at_;
     if (!more()) fail("ends in a backslash");
@@ -285,7 +286,7 @@ class PatternParser {
         }
         add_ascii(set, [](uint32_t p) { return is_word(p, WordRule::kOniguruma); });
         set.words = true;
-        // Outside of classes, Oniguruma takes the other numbers of Latin-1 for words.
+        // Outside of classes, Oniguruma also counts the other numbers of Latin-1 as word characters.
         if (!in_class) add_ranges(set, {{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}});
         if (c == 'W') negate(set);
         break;
@@ -354,7 +355,7 @@ class PatternParser {
     return checked(point);
   }
 
-  // Behind '['.
+  // Reads a class after its '['.
   PointSet char_class(int depth) {
     if (depth == kMaxDepth) fail("nests too deeply");
     PointSet set;
@@ -450,7 +451,7 @@ class PatternParser {
     for (const uint32_t split : splits) out_.steps_[split].to = here();
   }
 
-  // Adds the bytes that a match can start with; true if it can match nothing, so that what follows counts, too.
+  // Adds the bytes with which a match can start. Returns true if the node can be empty: then the next node counts, too.
   bool first_bytes(const Node& node, std::array<bool, 256>& first) const {
     switch (node.kind) {
       case Node::kSet: {

@@ -18,7 +18,7 @@ void resize(Encoding& encoding, size_t n) {
   encoding.special_tokens_mask.resize(n);
 }
 
-// A token that comes from no text.
+// Appends a token that is not from a text.
 void push(Encoding& out, int32_t id, int32_t type_id, bool attended) {
   out.ids.push_back(id);
   out.type_ids.push_back(type_id);
@@ -119,7 +119,7 @@ void read_template_processing(io::JsonReader& json, PostProcessor& out, const st
       json.object([&](std::string& name) {
         std::vector<int32_t> ids;
         read_fields(json, where, [&](const std::string& field) {
-          if (field == "id" || field == "tokens") json.skip();  // names; the ids count
+          if (field == "id" || field == "tokens") json.skip();  // names; only the ids are used
           else if (field == "ids")
             json.array([&] {
               ids.push_back(read_int32(json, "a token id"));
@@ -177,7 +177,7 @@ void read_step(io::JsonReader& json, PostProcessor& out, int64_t vocab_size, int
       if (key == "type") json.skip();
       else if (key == "add_prefix_space") out.add_prefix_space = json.boolean();
       else if (key == "trim_offsets") trims = json.boolean();
-      else if (key == "use_regex") json.boolean();  // the pre-tokenizer's
+      else if (key == "use_regex") json.boolean();  // only the pre-tokenizer uses it
       else return false;
       return true;
     });
@@ -261,7 +261,7 @@ std::optional<Truncation> read_truncation(io::JsonReader& json) {
     if (key == "max_length") {
       out.max_length = read_int32(json, key);
     } else if (key == "stride") {
-      json.unsigned_integer();  // how far the parts that are cut off overlap; they are not returned
+      json.unsigned_integer();  // overlap of the parts that are cut off, which are not returned
     } else if (key == "direction") {
       const std::string name = json.string();
       if (name != "Left" && name != "Right")
@@ -307,7 +307,7 @@ std::optional<Padding> read_padding(io::JsonReader& json) {
     } else if (key == "pad_type_id") {
       out.pad_type_id = read_int32(json, key);
     } else if (key == "pad_token") {
-      json.string();  // the id counts
+      json.string();  // only the id is used
     } else {
       return false;
     }
@@ -332,7 +332,7 @@ void truncate(std::vector<Encoding>& texts, const Truncation& truncation, int64_
   }
   if (truncation.strategy == Truncation::kLongestFirst) {
     if (texts.size() == 1) return cut(texts[0], most, truncation.side);
-    // Only the longer text is cut, unless both are longer than half.
+    // Cuts only the longer text, unless both are longer than half of `most`.
     int64_t shorter = std::min(length(0), length(1));
     int64_t longer = shorter > most ? shorter : std::max(shorter, most - shorter);
     if (shorter + longer > most) {
@@ -355,7 +355,7 @@ void truncate(std::vector<Encoding>& texts, const Truncation& truncation, int64_
 
 void pad(std::span<Encoding> batch, const Padding& padding) {
   if (padding.strategy == Padding::kDoNotPad) return;
-  // A damaged tokenizer.json must not take all memory.
+  // A limit, so that a damaged tokenizer.json cannot use up the memory.
   constexpr int64_t kMostTokens = 1 << 24;
   for (const int64_t length : {padding.max_length, padding.pad_to_multiple_of})
     if (length < 0 || length > kMostTokens)

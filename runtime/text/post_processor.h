@@ -1,5 +1,4 @@
-// The steps after the model: offsets are trimmed, templates put special tokens around texts,
-// truncation, padding.
+// The steps after the model: trimming of offsets, truncation, templates that put special tokens around texts, padding.
 //
 // Thread safety: immutable.
 #pragma once
@@ -21,7 +20,7 @@ struct TemplatePiece {
 using Template = std::vector<TemplatePiece>;
 
 struct PostProcessor {
-  // ByteLevel's and Roberta's: spaces at the ends of tokens are no part of their offsets.
+  // For ByteLevel and Roberta: offsets do not include spaces at the ends of a token.
   bool trim_offsets = false, add_prefix_space = true;
   std::optional<Template> single, pair;  // both or none
 
@@ -30,11 +29,11 @@ struct PostProcessor {
   Encoding join(std::vector<Encoding> texts, bool add_special_tokens) const;
 };
 
-// A file's "post_processor". Ids are below `vocab_size`. Throws FileError for what is not supported.
+// Reads a file's "post_processor". Its ids must be below `vocab_size`. Throws FileError for anything not supported.
 PostProcessor read_post_processor(io::JsonReader& json, int64_t vocab_size);
-// cls A sep, cls A sep B sep.
+// Sets BERT's templates: cls A sep, and cls A sep B sep.
 void set_bert_template(PostProcessor& out, int32_t cls, int32_t sep);
-// Makes it Roberta's: cls A sep, cls A sep sep B sep, all of type 0.
+// Changes BERT's templates to Roberta's: cls A sep, and cls A sep sep B sep, all of type 0.
 void make_roberta_template(PostProcessor& out);
 
 std::optional<Truncation> read_truncation(io::JsonReader& json);

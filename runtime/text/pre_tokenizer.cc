@@ -11,10 +11,10 @@ namespace {
 
 using Word = absl::FunctionRef<void(const Piece&)>;
 
-// How the matches of a pattern split a text.
+// The way in which matches of a pattern split a text.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
-// Takes matches and the stretches between them, in order, and hands out words.
+// Receives the matches and the parts between them, in order, and passes words on.
 class Cutter {
  public:
   Cutter(const Piece& in, Behavior behavior, Word word) : in_(in), behavior_(behavior), word_(word) {}
@@ -77,7 +77,7 @@ class Split : public PreTokenizer {
   bool invert_;
 };
 
-// Each code point for which `kIs` is true is a match of its own.
+// Splits like a pattern that matches each single code point for which kIs() is true.
 template <bool (*kIs)(uint32_t)> class SplitPoints : public PreTokenizer {
  public:
   explicit SplitPoints(Behavior behavior) : behavior_(behavior) {}
@@ -223,7 +223,7 @@ void read_pre_tokenizer(io::JsonReader& json, PreTokenizers& out, int depth) {
       if (key == "type") json.skip();
       else if (key == "add_prefix_space") prefix = json.boolean();
       else if (key == "use_regex") regex = json.boolean();
-      else if (key == "trim_offsets") json.boolean();  // only the post-processor of that name trims
+      else if (key == "trim_offsets") json.boolean();  // only the ByteLevel post-processor trims
       else return false;
       return true;
     });

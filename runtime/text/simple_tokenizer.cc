@@ -14,7 +14,7 @@
 namespace rondo::io {
 namespace {
 
-// Calls `visit` for each code point; throws Error where there is none.
+// Calls visit(point, position) for each code point. Throws Error for invalid UTF-8.
 template <class Visit> void for_each_code_point(std::string_view text, Visit&& visit) {
   for (size_t at = 0; at < text.size();) {
     const CodePoint point = decode_utf8(text, at);

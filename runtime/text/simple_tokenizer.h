@@ -1,10 +1,10 @@
-// Tokenizers without a vocabulary file: text to ids and back. Those of published models: text/tokenizer.h.
+// Simple tokenizers that need no vocabulary file. For those of published models see text/tokenizer.h.
 //
 //   io::CharTokenizer chars = io::CharTokenizer::from_text(text);
 //   std::vector<int32_t> ids = chars.encode("To be");
 //   std::string same = chars.decode(ids);
 //
-// Thread safety: a tokenizer is immutable from outside; encode and decode may run in several threads.
+// Thread safety: encode() and decode() may run on several threads.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class Tokenizer {
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // Throws Error on an id outside [0, vocab_size()).
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
-  // Tokens as a model's tensors and nn::generate() have them.
+  // For i64 ids, as in tensors and from nn::generate().
   std::string decode(std::span<const int64_t> ids) const;
   virtual int64_t vocab_size() const = 0;
 };
@@ -49,7 +49,7 @@ class CharTokenizer : public Tokenizer {
   static CharTokenizer from_json(std::string_view json, const std::string& path);
   static CharTokenizer load(const std::string& path);
   std::string to_json() const;
-  // Atomically.
+  // Writes the file atomically.
   void save(const std::string& path) const;
 
   std::vector<int32_t> encode(std::string_view text) const override;
@@ -60,7 +60,7 @@ class CharTokenizer : public Tokenizer {
   explicit CharTokenizer(std::vector<uint32_t> points);
 
   std::vector<uint32_t> points_;  // id -> code point, ascending
-  std::vector<int32_t> low_ids_;  // code point below 256 -> id or -1: most text needs no search
+  std::vector<int32_t> low_ids_;  // code point below 256 -> id or -1, so that most text needs no search
 };
 
 }  // namespace rondo::io

@@ -33,7 +33,8 @@ size_t SplitPattern::match(std::string_view text, size_t at) const {
   return npos;
 }
 
-// Takes as many code points of the set as it may; npos if they are too few. `least`: how far it may give back.
+// Matches as many code points of the set as possible and returns the end; npos if there are too few. `least`: the
+// earliest end to which backtracking may go back.
 size_t SplitPattern::run_loop(const Step& step, std::string_view text, size_t at, size_t& least) const {
   const PointSet& set = sets_[step.set];
   uint32_t taken = 0;
@@ -54,7 +55,7 @@ size_t SplitPattern::run_loop(const Step& step, std::string_view text, size_t at
 }
 
 size_t SplitPattern::run(uint32_t step, std::string_view text, size_t at, int64_t& budget) const {
-  // Few patterns keep more than a handful of choices.
+  // Most patterns need only a few choices, so these are stored inline.
   constexpr size_t kInline = 16;
   Choice inline_choices[kInline];
   std::vector<Choice> more_choices;

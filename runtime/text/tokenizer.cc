@@ -18,7 +18,7 @@ namespace rondo::text {
 
 namespace {
 
-// One encoding for each of `n`. texts_of(i): its text, or its two.
+// Returns `n` encodings. texts_of(i) returns the text, or the two texts, of encoding i.
 template <class TextsOf>
 std::vector<Encoding> encode_each(const TokenizerParts& parts, size_t n, const EncodeOptions& options,
                                   TextsOf texts_of) {

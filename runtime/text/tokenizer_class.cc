@@ -1,12 +1,12 @@
-// tokenizer.json and tokenizer_config.json together, as transformers 5.23 reads them.
+// Combines tokenizer.json with tokenizer_config.json, as transformers 5.23 does.
 //
 // Note [Classes that rebuild]: some classes of transformers take only vocabulary, merges, added tokens and the
-// post-processor from tokenizer.json. Normaliser, pre-tokenizer and decoder they make anew, from the fields of
-// tokenizer_config.json. So where the two files disagree, the class decides. The other classes use the file as it is.
+// post-processor from tokenizer.json. They build normaliser, pre-tokenizer and decoder from the fields of
+// tokenizer_config.json. So if the two files disagree, the class decides. All other classes use the file unchanged.
 //
-// So does a folder whose tokenizer_config.json names no class. There transformers takes the class that config.json's
-// tokenizer_class or model_type stands for, and adds that class's special tokens to a vocabulary that lacks them: ids
-// differ from ours where tokenizer.json is not what the class would write.
+// If tokenizer_config.json names no class, Rondo uses the file unchanged. In that case transformers takes the class
+// that belongs to tokenizer_class or model_type in config.json, and adds the special tokens of that class to a
+// vocabulary that lacks them. So ids may differ from Rondo's if this class did not write tokenizer.json.
 #include <algorithm>
 #include <filesystem>
 
@@ -20,7 +20,7 @@
 namespace rondo::text {
 namespace {
 
-// config.json's model_type; "" without one.
+// The model_type in config.json; "" if there is none.
 std::string model_type(const std::string& folder) {
   const std::string path = folder + "/config.json";
   std::error_code ignored;
@@ -36,7 +36,7 @@ std::string model_type(const std::string& folder) {
   return type;
 }
 
-// The class that AutoTokenizer takes. Some families' folders name a class that is known to be wrong.
+// The class that AutoTokenizer uses. The folders of some model families name a class that is known to be wrong.
 ClassKind choose_kind(const std::string& folder, const std::string& json, const FolderConfig& config) {
   const ClassKind named = kind_named(config.tokenizer_class);
   if (named == ClassKind::kWholeFile) return named;
@@ -100,7 +100,7 @@ void set_steps(ClassKind kind, const FolderConfig& config, Amendments& out) {
   }
 }
 
-// Facts about the model in the file, and the texts of added_tokens.
+// Properties of the model in the file, and the texts and ids of added_tokens.
 struct FileFacts {
   std::string unk;
   bool byte_fallback = false, fuse_unk = false;
@@ -199,7 +199,7 @@ std::unique_ptr<TokenizerParts> read_whole_file(const std::string& path, const s
           throw FileError(config.path, absl::StrCat("added_tokens_decoder lacks ", io::shown(token),
                                                     ", which tokenizer.json has: make the two agree"));
   }
-  // In the order in which ids are given: added_tokens_decoder by its ids, then tokens with a role, then the others.
+  // In the order in which tokens get ids: those of added_tokens_decoder by id, those with a role, then the others.
   amendments.tokens = config.added;
   for (const AddedToken& token : config.older)
     if (std::find(facts.added_ids.begin(), facts.added_ids.end(), token.id) == facts.added_ids.end())
@@ -224,7 +224,7 @@ std::unique_ptr<TokenizerParts> read_whole_file(const std::string& path, const s
   for (const auto& [name, token] : config.named) further.push_back(token);
   for (AddedToken& token : config.further()) further.push_back(std::move(token));
   for (const AddedToken& token : further) add(token);
-  if (kind == ClassKind::kQwen2)  // adds all of these once more, without their flags
+  if (kind == ClassKind::kQwen2)  // this class adds these tokens a second time, without their flags
     for (AddedToken& token : amendments.tokens)
       if (std::any_of(std::begin(roles), std::end(roles), [&](const auto* name) { return *name == token.content; }) ||
           std::any_of(further.begin(), further.end(),

@@ -11,18 +11,18 @@
 
 namespace rondo::text {
 
-// Bytes of the largest tokenizer file. Files are copied, not mapped, so that a file which is truncated meanwhile is an
-// error, not a signal.
+// The largest size of a tokenizer file, in bytes. Files are copied, not mapped, so that a file that is truncated
+// meanwhile is an error, not a signal.
 inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
 // Changes that the other files of a folder make to tokenizer.json (tokenizer_class.cc).
 struct Amendments {
-  // JSON instead of the file's own part; empty: the file's.
+  // JSON that replaces this part of the file; empty: the file's own part.
   std::string normalizer{}, pre_tokenizer{}, decoder{};
-  // Tokens, matched by their text. A token that the file lacks is added behind the file's tokens, with the next id. A
-  // token that the file has keeps its id there, and gets the flags given here if the id given here is not negative.
+  // Tokens, identified by their text. A token that is not in the file is added after the file's tokens, with the next
+  // id. A token in the file keeps its id; it gets the flags given here if the id given here is not negative.
   std::vector<AddedToken> tokens{};
 };
-// Parses `text`, a tokenizer.json. `path` stands in errors.
+// Parses `text`, a tokenizer.json. `path` names it in errors.
 std::unique_ptr<TokenizerParts> read_tokenizer_json(std::string_view text, const std::string& path,
                                                     const Amendments& amendments = {});
 

@@ -15,7 +15,7 @@ namespace rondo::text {
 bool TokenizerParts::add_token(AddedToken token) {
   int32_t id = model->vocabulary().id(token.content);
   if (id < 0) {
-    // As the reference: the next id follows the vocabulary, by its number of tokens, and the tokens added so far.
+    // As in the reference, the next id is the number of tokens in the vocabulary, or follows the largest added id.
     int64_t next = model->vocabulary().count();
     for (const AddedToken& other : added_) next = std::max<int64_t>(next, other.id + int64_t{1});
     if (next > INT32_MAX) return false;
@@ -92,7 +92,7 @@ TokenizerParts::Lease::~Lease() {
 
 namespace {
 
-// Raw spaces, and those in GPT-2's spelling (U+0120).
+// Counts plain spaces and those in GPT-2's spelling (U+0120).
 Spaces spaces_of(std::string_view token) {
   const auto is_space = [](uint32_t point) { return point == 0x120 || is_white_space(point); };
   Spaces out;
@@ -105,8 +105,8 @@ Spaces spaces_of(std::string_view token) {
   return out;
 }
 
-// Takes the spaces at the ends of tokens out of the offsets, except the one that add_prefix_space put before the text.
-// If the text begins with several spaces, it put none there.
+// Excludes the spaces at the ends of tokens from the offsets, except a single space that add_prefix_space put before
+// the text. If the text begins with several spaces, they are the text's own.
 void trim_offsets(std::vector<Encoding::Offset>& offsets, std::span<const Spaces> spaces, bool add_prefix_space) {
   for (size_t i = 0; i < offsets.size(); ++i) {
     Encoding::Offset& offset = offsets[i];
@@ -135,7 +135,7 @@ void TokenizerParts::walk(std::string_view text, const EncodeOptions& options, b
     Piece now = all.part(begin, end);
     if (added != nullptr) return token(now, *added);
     std::optional<AlignedText> rewritten;
-    const size_t longest = longest_rewritten(end - begin);  // of all steps together
+    const size_t longest = longest_rewritten(end - begin);  // limit for all steps together
     for (const auto& normalizer : normalizers) {
       if (normalizer->keeps(now.text)) continue;
       AlignedText next(tracked, longest);
@@ -188,7 +188,7 @@ void TokenizerParts::encode(std::string_view text, const EncodeOptions& options,
   if (ids_only) return;
   if (options.offset_unit == OffsetUnit::kCodePoints &&
       std::any_of(text.begin(), text.end(), [](char c) { return (c & 0x80) != 0; })) {
-    std::vector<int32_t> points(text.size() + 1);  // before each byte
+    std::vector<int32_t> points(text.size() + 1);  // the number of code points before each byte
     int32_t count = 0;
     for (size_t i = 0; i < text.size(); ++i) {
       points[i] = count;
@@ -211,7 +211,7 @@ Encoding TokenizerParts::encode_texts(std::span<const std::string_view> texts, c
   for (size_t i = 0; i < texts.size(); ++i) encode(texts[i], options, false, scratch, parts[i], spaces[i]);
   const auto& how = options.truncation ? options.truncation : truncation;
   if (how) truncate(parts, *how, options.add_special_tokens ? post_processor.added_tokens(texts.size() > 1) : 0);
-  if (post_processor.trim_offsets)  // behind truncation: the first token that is left is treated as the first
+  if (post_processor.trim_offsets)  // after truncation, so that the first remaining token counts as the first
     for (size_t i = 0; i < texts.size(); ++i) {
       const size_t cut = how && how->side == Side::kLeft ? spaces[i].size() - parts[i].size() : 0;
       trim_offsets(parts[i].offsets, std::span(spaces[i]).subspan(cut), post_processor.add_prefix_space);

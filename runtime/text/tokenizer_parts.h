@@ -1,4 +1,4 @@
-// A tokenizer's parts: the steps from a text to its Encoding, and what its folder says about its tokens.
+// The parts of a tokenizer: the steps from a text to its Encoding, and the settings of its folder.
 #pragma once
 
 #include <deque>
@@ -29,12 +29,12 @@ struct SpecialNames {
   std::string bos, eos, unk, pad, sep, cls, mask;
 };
 
-// How many spaces stand at the ends of a token.
+// The number of spaces at both ends of a token.
 struct Spaces {
   int32_t leading = 0, trailing = 0;
 };
 
-// A template of the folder, as it is written; errors in it name `where`. See chat/chat_renderer.h.
+// The text of a chat template in the folder; error messages call it `where`. See chat/chat_renderer.h.
 struct ChatTemplateText {
   std::string where, text;
 };
@@ -53,27 +53,26 @@ struct TokenizerParts {
   std::optional<int64_t> model_max_length;
   std::map<std::string, ChatTemplateText> chat_templates;  // by name
 
-  // Gives the token its id in the vocabulary, or the next free id. Returns false if `token.id` is another id and not
-  // negative. Call finish() after the last token.
+  // Adds a token with its id in the vocabulary, or with the next free id. Returns false if `token.id` is not negative
+  // and differs from that id. Call finish() after the last token.
   bool add_token(AddedToken token);
   void finish();
 
   const AddedToken* added_token(int64_t id) const;
   bool is_added(std::string_view content) const { return added_by_content_.contains(content); }
   const std::deque<AddedToken>& added_tokens() const { return added_; }
-  // Null if the id names no token.
+  // Returns null if the id names no token.
   const std::string* spelling(int64_t id) const;
   int32_t id(std::string_view token) const;
   int64_t size() const;
 
-  // Encodes one text. `ids_only`: the other vectors stay empty. `spaces`: gets the spaces of each token if offsets are
-  // to be trimmed.
+  // Encodes one text. `ids_only`: leaves the other vectors empty. `spaces`: receives the spaces of each token if the
+  // post-processor trims offsets.
   void encode(std::string_view text, const EncodeOptions& options, bool ids_only, Scratch& scratch, Encoding& out,
               std::vector<Spaces>& spaces) const;
   Encoding encode_texts(std::span<const std::string_view> texts, const EncodeOptions& options, Scratch& scratch) const;
 
-  // Scratch memory, passed from call to call so that words stay cached. One is kept for each of the calls that ever
-  // ran at once.
+  // Borrows a Scratch for one call. Later calls reuse it, so words stay cached. There is one for each concurrent call.
   class Lease {
    public:
     explicit Lease(const TokenizerParts& parts);
@@ -88,7 +87,7 @@ struct TokenizerParts {
   };
 
  private:
-  // Normalises and cuts a text. `word` and `token` get what is left, in order.
+  // Normalises a text and cuts it. Calls `word` for each word and `token` for each added token, in order.
   void walk(std::string_view text, const EncodeOptions& options, bool tracked,
             absl::FunctionRef<void(const Piece&)> word,
             absl::FunctionRef<void(const Piece&, const AddedToken&)> token) const;

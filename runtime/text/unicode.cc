@@ -11,10 +11,10 @@ namespace rondo::text {
 namespace {
 
 struct Run {
-  uint32_t first;  // to the next run's first
+  uint32_t first;  // the run ends before the first point of the next run
   uint8_t value;
 };
-// first..last, every `stride`-th: the lower case is the point plus `delta`.
+// Every `stride`-th point of first..last has the lower case point + delta.
 struct LowerRun {
   uint32_t first, last, stride;
   int32_t delta;
@@ -43,7 +43,7 @@ constexpr Composite kComposites[] = {
 #include "rondo/runtime/text/unicode_data.inc"
 #undef RONDO_COMPOSITES
 };
-// Points about which the reference's older tables and Unicode 14 disagree.
+// Ranges of points for which the reference's older tables differ from Unicode 14.
 struct Range {
   uint32_t first, last;
 };
@@ -81,7 +81,7 @@ constexpr uint32_t kCompatibility[] = {
 
 constexpr uint32_t kPoints = 0x110000, kBlock = 256;
 
-// A value per code point. Equal blocks of 256 are stored once.
+// A table with one value per code point. Equal blocks of 256 values are stored once.
 class PointTable {
  public:
   explicit PointTable(std::span<const Run> runs) {
@@ -119,7 +119,7 @@ bool contains(std::span<const Range> ranges, uint32_t point) {
   return after != ranges.begin() && point <= after[-1].last;
 }
 
-// Hangul syllables are computed (The Unicode Standard, section 3.12).
+// Constants of the Hangul syllable algorithm (The Unicode Standard, section 3.12).
 constexpr uint32_t kL = 0x1100, kV = 0x1161, kT = 0x11A7, kS = 0xAC00, kLCount = 19, kVCount = 21, kTCount = 28;
 
 }  // namespace
@@ -137,7 +137,7 @@ bool is_white_space(uint32_t point) {
 
 bool is_word(uint32_t point, WordRule rule) {
   if (is(point, kLetter | kMark | bit(kNd) | bit(kNl) | bit(kPc))) return true;
-  // Letters in circles and squares are symbols by category and alphabetic by property.
+  // Letters in circles and squares have the category Symbol, but the property Alphabetic.
   if ((point >= 0x24B6 && point <= 0x24E9) || (point >= 0x1F130 && point <= 0x1F149) ||
       (point >= 0x1F150 && point <= 0x1F169) || (point >= 0x1F170 && point <= 0x1F189))
     return true;
@@ -167,7 +167,7 @@ bool is_bert_punctuation(uint32_t point) {
 }
 
 bool is_bert_chinese(uint32_t point) {
-  // 0x2B920 for 0x2B820 is the reference's.
+  // 0x2B920, not 0x2B820, as in the reference.
   return (point >= 0x4E00 && point <= 0x9FFF) || (point >= 0x3400 && point <= 0x4DBF) ||
          (point >= 0x20000 && point <= 0x2A6DF) || (point >= 0x2A700 && point <= 0x2B73F) ||
          (point >= 0x2B740 && point <= 0x2B81F) || (point >= 0x2B920 && point <= 0x2CEAF) ||
