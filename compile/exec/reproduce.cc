@@ -13,13 +13,15 @@
 namespace rondo::compile {
 namespace {
 
+int32_t parse_index(Scanner& in, size_t below) {
+  const int64_t i = in.integer();
+  if (i < 0 || static_cast<size_t>(i) >= below) in.fail(absl::StrCat(i, " is out of range"));
+  return static_cast<int32_t>(i);
+}
+
 std::vector<int32_t> parse_list(Scanner& in, size_t below) {
   std::vector<int32_t> list;
-  while (!in.at_end_of_line()) {
-    const int64_t i = in.integer();
-    if (i < 0 || static_cast<size_t>(i) >= below) in.fail(absl::StrCat(i, " is out of range"));
-    list.push_back(static_cast<int32_t>(i));
-  }
+  while (!in.at_end_of_line()) list.push_back(parse_index(in, below));
   in.end_line();
   return list;
 }
@@ -79,6 +81,7 @@ Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const>
       unit.cols = in.integer();
       in.expect("inner=");
       unit.inner = in.integer();
+      if (in.accept("starts=")) unit.starts = parse_index(in, r.graph->values.size());
       in.expect("nodes");
       unit.nodes = parse_list(in, r.graph->nodes.size());
     }

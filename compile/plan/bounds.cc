@@ -133,7 +133,7 @@ class Finder {
     std::vector<bool> used(kernel.operands.size(), false);
     for (const Instr& instr : kernel.instrs)
       if (is_random(instr.op) || instr.op == LoopOp::kLoad || instr.op == LoopOp::kPick || instr.op == LoopOp::kStore ||
-          instr.op == LoopOp::kColumnSum)
+          is_column_reduction(instr.op))
         used[static_cast<size_t>(instr.index)] = true;
     if (kernel.starts >= 0) {
       check(launch.addresses[static_cast<size_t>(kernel.starts)],

@@ -325,6 +325,29 @@ TEST(PlanBounds, WhatIsTouchedOutsideOfASlotIsRefused) {
       "which it is a view of");
 }
 
+// Each chunk of rows writes its own part of a reduction over rows.
+TEST(PlanBounds, PartialResultsStayWithinTheirSlot) {
+  const Tensor x = Tensor::randn({4000, 24});
+  const std::function<Tensor()> reductions[] = {[&] { return ops::sum(x * x, {0}); },
+                                                [&] { return ops::max(x * x, {0}); },
+                                                [&] { return ops::min(x * x, {0}); }};
+  for (const auto& reduction : reductions) {
+    Plan plan = plan_of(record([&] { return std::vector<Tensor>{reduction()}; }));
+    EXPECT_FALSE(find_out_of_bounds(plan).has_value());
+    int partial = 0;
+    for (Launch& launch : plan.launches) {
+      if (launch.kind != Launch::Kind::kKernel) continue;
+      const std::vector<Operand>& operands = plan.kernel_of(launch).kernel.operands;
+      for (size_t i = 0; i < operands.size(); ++i)
+        if (operands[i].is_partial) launch.addresses[i].offset += plan.arena_bytes, ++partial;
+    }
+    EXPECT_EQ(partial, 1) << to_string(plan);
+    const std::optional<OutOfBounds> found = find_out_of_bounds(plan);
+    ASSERT_TRUE(found.has_value()) << to_string(plan);
+    EXPECT_EQ(found->what.find("operand @"), 0u) << found->what;
+  }
+}
+
 TEST(PlanBounds, PlacesOutsideOfThePlanAreRefused) {
   using Placement = Plan::Placement;
   const Plan plan = donating_plan();

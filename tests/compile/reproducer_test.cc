@@ -21,6 +21,7 @@
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/derivation.h"
 #include "rondo/compile/transform/joint.h"
+#include "rondo/compile/transform/passes.h"
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/paths.h"
@@ -229,6 +230,27 @@ TEST_F(Reproducers, StagesAreReplayedAsTheyRan) {
   EXPECT_NE(replay(joined), replay(apart));
   for (const char* bad : {"epilogues\n", "epilogues 2\n", "epilogues 0 -1\n"})
     EXPECT_THROW(parse_reproducer("stage fuse\n" + product + bad), Error) << bad;
+}
+
+// A unit that adds up segments of rows: which value says where they begin is a part of its reproducer.
+TEST_F(Reproducers, AUnitOfSegmentsIsLoweredAgain) {
+  const Graph graph = parse_graph(
+      "input %0: f32[6, 4]\ninput %1: i64[4]\n%2: f32[6, 4] = mul(%0, %0)\n"
+      "%3: f32[3, 4] = sum_segments(%2, %1)\nreturn %3\n");
+  const std::vector<Unit> units = fuse(graph);
+  const std::vector<bool> needed = values_needed(graph, units);
+  int segments = 0;
+  for (const Unit& unit : units) {
+    if (unit.starts == kNoValue) continue;
+    ++segments;
+    const std::string text = "stage lower\n" + lower_input(graph, unit, needed);
+    EXPECT_EQ(replay(parse_reproducer(text)), to_string(lower(graph, unit, needed).kernel));
+    std::string bad = text;
+    const size_t at = bad.find("starts=");
+    bad.replace(at, bad.find(' ', at) - at, "starts=9");
+    EXPECT_NE(thrown<Error>([&] { parse_reproducer(bad); }).find("9 is out of range"), bad.npos);
+  }
+  EXPECT_EQ(segments, 1);
 }
 
 constexpr const char* kKernel =
