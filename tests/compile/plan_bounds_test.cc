@@ -328,9 +328,8 @@ TEST(PlanBounds, WhatIsTouchedOutsideOfASlotIsRefused) {
 // Each chunk of rows writes its own part of a reduction over rows.
 TEST(PlanBounds, PartialResultsStayWithinTheirSlot) {
   const Tensor x = Tensor::randn({4000, 24});
-  const std::function<Tensor()> reductions[] = {[&] { return ops::sum(x * x, {0}); },
-                                                [&] { return ops::max(x * x, {0}); },
-                                                [&] { return ops::min(x * x, {0}); }};
+  const std::function<Tensor()> reductions[] = {
+      [&] { return ops::sum(x * x, {0}); }, [&] { return ops::max(x * x, {0}); }, [&] { return ops::min(x * x, {0}); }};
   for (const auto& reduction : reductions) {
     Plan plan = plan_of(record([&] { return std::vector<Tensor>{reduction()}; }));
     EXPECT_FALSE(find_out_of_bounds(plan).has_value());
