@@ -1,6 +1,6 @@
-// From a recording to the graphs that are compiled: its forward, and a backward of it. derivation.cc is the table of
-// the stages; RONDO_DISABLE, RONDO_DUMP, verification, planted failures and reproducers go by it, as by that of
-// pipeline.cc.
+// Derives the graphs that are compiled from a recording: its forward, and a backward of it. derivation.cc has the table
+// of these stages. Like the table of pipeline.cc, it determines what RONDO_DISABLE, RONDO_DUMP, verification, planted
+// failures and reproducers do.
 //
 //   DerivedGraphs made = derive(recorded, {.arriving = &arriving});
 //   Program::compile(made.forward());
@@ -21,42 +21,43 @@
 namespace rondo::compile {
 
 struct Derivation {
-  const Arriving* arriving = nullptr;  // what the backward is for; null: there is none
+  const Arriving* arriving = nullptr;  // the gradients that the backward gets; null: no backward
   Device device = kCPU;
   bool lays_out = false;  // layouts may be chosen: Note [Chosen layouts] in lay_out.h
-  // What the forward keeps: the options that Partition reads, and an earlier one whose choice is taken over.
+  // For Partition: its options, and an earlier partition whose choice of kept values is taken over (null: none).
   CompileOptions options = {};
   const Partition* like = nullptr;
-  // Values of the recording that backwards read. Null: those that this one reads, or one that runs the recording again.
+  // Values of the recording that backwards read. Null: the values that this backward reads, and those that a backward
+  // needs which runs the recording again.
   const std::vector<ValueId>* saved = nullptr;
   uint64_t disabled = disabled_stages();
-  // Is shown the backward as it was derived.
+  // If set, called with the backward right after it is derived, before layouts and partition.
   std::function<void(const BackwardGraph& derived)> look = nullptr;
 };
 
 struct DerivedGraphs {
-  Graph recording = {};              // as it lies
-  std::vector<ValueId> saved = {};   // Derivation::saved
-  std::vector<ValueId> needed = {};  // what stands for them in `recording`
+  Graph recording = {};              // with the chosen layouts
+  std::vector<ValueId> saved = {};   // the values of Derivation::saved, as ids of the recording
+  std::vector<ValueId> needed = {};  // the same values, as ids of `recording`
   std::optional<BackwardGraph> backward = {};
-  std::optional<Partition> partition = {};  // none where nothing is differentiable
+  std::optional<Partition> partition = {};  // none if nothing is differentiable
 
   const Graph& forward() const { return partition ? partition->forward() : recording; }
 };
-// Both graphs, one after the other.
+// The text of both graphs, the forward first.
 std::string to_string(const DerivedGraphs& made, Locations locations = Locations::kOmit);
 
-// `last`: what comes behind this stage is left out, for a reproducer.
+// `last`: the last stage that runs, for a reproducer.
 DerivedGraphs derive(const Graph& recorded, const Derivation& how, CompilerStage last = CompilerStage::kPartition);
 
-// True if a gradient arrives at one of its outputs.
+// True if one of its outputs requires a gradient.
 bool is_differentiable(const Graph& recorded);
 
-// The lists of Arriving, with their names in a reproducer.
+// The lists of Arriving, with the names that they have in a reproducer.
 struct ArrivingList {
   std::string_view name;
   std::vector<bool> Arriving::*list;
-  bool of_outputs;  // of the recording; else of its inputs
+  bool of_outputs;  // indexed by the recording's outputs; else by its inputs
 };
 inline constexpr ArrivingList kArrivingLists[] = {{"gradients", &Arriving::gradients, true},
                                                   {"totals", &Arriving::totals, false},

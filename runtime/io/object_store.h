@@ -1,5 +1,5 @@
-// What this process has made, by the text that it is made from: code of kernels, plans of a library. An object is
-// looked for in memory, where artifacts put theirs, too; then in the disk cache. Only then it is made.
+// Keeps objects that the process makes from texts: code of kernels, plans of a library. An object is looked up by its
+// text in memory, which also holds the objects of artifacts, then in the disk cache. If it is in neither, it is made.
 //
 //   Image image;
 //   const auto read = [&](const std::string& object) { return unpack_image(object, image); };
@@ -32,28 +32,29 @@ class ObjectStore {
 
   ObjectStore(DiskCacheOptions disk, HostKey host) : host_(host), disk_(std::move(disk), std::move(host)) {}
 
-  // Where an object comes from. One of an artifact counts as such once, then as one of ours.
+  // Where an object was found. The first find of an artifact's object gives kArtifact, later ones kMemory.
   enum class From : uint8_t { kMemory, kArtifact, kDisk, kMade, kNowhere };
-  // Takes an object. What it refuses is damaged, so the object is forgotten, on disk too. It must not call the store.
+  // Receives an object. An error means that the object is damaged: the store then drops it, on disk too. The function
+  // must not call the store.
   using Read = absl::FunctionRef<absl::Status(const std::string& object)>;
   // Gives the object of this text to `read`, unless the result is kNowhere.
   From find(const std::string& text, Read read);
-  // The same. If there is no object, `make` makes one (nullopt: one that is not kept), and `read` is not called. Other
-  // threads that want it wait.
+  // Like find(). If there is no object, calls `make`, and not `read`, and keeps what it returns; nullopt: keeps
+  // nothing. Other threads that ask for the same text wait meanwhile.
   From find_or_make(const std::string& text, Read read, absl::FunctionRef<std::optional<std::string>()> make);
-  // Keeps an object in memory and on disk, in place of what was there.
+  // Keeps an object in memory and on disk. Replaces an earlier object of the same text.
   void add(const std::string& text, std::string object);
 
   // All objects in memory, ordered by text, with the key of this store: for an artifact.
   KernelFile contents() const;
-  // Takes such objects if `check` accepts all of them, otherwise none. Those that are here already stay. The caller has
-  // checked the file's key (io::accepts).
+  // Adds the objects of an artifact to memory if `check` accepts all of them, otherwise none. Objects that the store
+  // has already stay. The caller has checked the file's key (io::accepts).
   absl::Status take(KernelFile file, Read check);
-  // True if it took an object since the last forget().
+  // True if take() added an object since the last forget().
   bool has_artifacts() const;
-  size_t forget();  // what is in memory; returns the number of objects
+  size_t forget();  // drops the objects in memory; returns their number
 
-  // Some texts that are there, on disk and in memory, for explaining a miss.
+  // Texts of some objects on disk and in memory, to explain a miss.
   std::vector<std::string> some_texts(size_t at_most_each) const;
   const HostKey& host() const { return host_; }
   const DiskCache& disk() const { return disk_; }
@@ -68,7 +69,7 @@ class ObjectStore {
 
   const HostKey host_;
   DiskCache disk_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::map<std::string, Held> held_;
   uint64_t uses_ = 0;
   bool has_artifacts_ = false;
