@@ -59,6 +59,7 @@ std::vector<Tensor> augmented(const Picture& picture, const AugmentOptions& o, G
   const int64_t H = o.crop_height, W = o.crop_width;
   std::vector<float> image(static_cast<size_t>(3 * H * W));
   std::vector<int32_t> mask(static_cast<size_t>(H * W), static_cast<int32_t>(nn::kIgnoredClass));
+  std::vector<bool> padding(mask.size(), true);  // pixels outside of the picture
   double light = 0;
   int64_t inside = 0;
   for (int64_t y = 0; y < H; ++y)
@@ -70,6 +71,7 @@ std::vector<Tensor> augmented(const Picture& picture, const AugmentOptions& o, G
       if (sy < 0 || sx < 0 || sy >= static_cast<double>(from.height) || sx >= static_cast<double>(from.width)) continue;
       const auto at = static_cast<size_t>(y * W + shown);
       mask[at] = classes[static_cast<int64_t>(sy) * from.width + static_cast<int64_t>(sx)];
+      padding[at] = false;
       const double fy = std::max(sy - 0.5, 0.0), fx = std::max(sx - 0.5, 0.0);
       const auto y0 = static_cast<int64_t>(fy), x0 = static_cast<int64_t>(fx);
       const int64_t y1 = std::min(y0 + 1, from.height - 1), x1 = std::min(x0 + 1, from.width - 1);
@@ -91,7 +93,7 @@ std::vector<Tensor> augmented(const Picture& picture, const AugmentOptions& o, G
     for (size_t at = 0; at < mask.size(); ++at) {
       float& value = image[c * mask.size() + at];
       const float coloured = std::clamp(mean + (value - mean) * choice.contrast, 0.0f, 255.0f);
-      value = mask[at] == nn::kIgnoredClass && value == 0 ? 0.0f : (coloured - kMean[c]) / kDeviation[c];
+      value = padding[at] ? 0.0f : (coloured - kMean[c]) / kDeviation[c];
     }
   return {Tensor::from(image, {3, H, W}, kCPU), Tensor::from(mask, {H, W}, kCPU)};
 }
