@@ -243,7 +243,7 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   const memory::dims stride = {part.stride[0], part.stride[1]}, dilation = {part.dilation[0] - 1, part.dilation[1] - 1},
                      before = {part.before[0], part.before[1]};
   memory::dims after;
-  for (size_t d = 0; d < 2; ++d)  // negative if the kernel does not reach the last rows or columns
+  for (size_t d = 0; d < 2; ++d)  // at least 0, also if kernels do not reach the last rows or columns
     after.push_back(
         std::max<int64_t>(0, (part.output[d] - 1) * part.stride[d] + part.reach(d) - part.input[d] - part.before[d]));
   const auto direct = dnnl::algorithm::convolution_direct;
