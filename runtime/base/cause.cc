@@ -14,7 +14,7 @@ std::string Cause::describe() {
     if (c->name_ != last || *c->prefix_ != 0)
       absl::StrAppend(&text, text.empty() ? "" : ", in ", c->prefix_, std::string(c->name_));
     last = c->name_;
-    // The outermost line is the nearest to the user's.
+    // The outermost place is nearest to the user's code.
     if (c->where_.line() != 0) place = describe_location(c->where_);
   }
   return text.empty() ? "outside of any op" : text + place;

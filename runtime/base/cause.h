@@ -34,7 +34,7 @@ class Cause {
   // "matmul, in backward of linear (train.cc:41)"
   static std::string describe();
 
-  // This thread's innermost Cause, or null. A pool thread that runs a part of its work adopts it with TakenOver.
+  // This thread's innermost Cause, or null. A pool thread that helps another thread adopts its Cause with TakenOver.
   static const Cause* innermost() { return innermost_; }
   class TakenOver {
    public:

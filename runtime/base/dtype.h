@@ -115,7 +115,7 @@ template <class T> inline constexpr DType dtype_of = DTypeOf<T>::value;
 
 template <class T> struct TypeTag { using type = T; };
 
-// Calls `f(TypeTag<T>{})` with the C++ type of `t`. The one switch over dtypes.
+// Calls `f(TypeTag<T>{})` with the C++ type of `t`. Use it instead of a switch over dtypes.
 template <class F> decltype(auto) visit_dtype(DType t, F&& f) {
   switch (t) {
     case DType::kF64: return f(TypeTag<double>{});
@@ -129,7 +129,7 @@ template <class F> decltype(auto) visit_dtype(DType t, F&& f) {
   }
   return f(TypeTag<bool>{});
 }
-// As visit_dtype, for the four floating types; the caller has checked is_floating(t).
+// Like visit_dtype, for the four floating types. REQUIRES: is_floating(t).
 template <class F> decltype(auto) visit_floating(DType t, F&& f) {
   switch (t) {
     case DType::kF64: return f(TypeTag<double>{});

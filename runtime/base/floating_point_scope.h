@@ -57,7 +57,7 @@ class FloatingPointState {
   static constexpr uint64_t kFlags = 0xFFFFFFFF, kDefault = 0;
   uint64_t word_;  // FPCR << 32 | FPSR
 #else
-  std::fenv_t environment_;  // which cannot be compared
+  std::fenv_t environment_;  // cannot be compared
 #endif
 };
 

@@ -110,7 +110,7 @@ template <class Table> class HashTable {
     left_ = room - table_.size();
   }
 
-  size_t room_ = 0;  // how many elements fit into the table in all
+  size_t room_ = 0;  // how many elements fit into the table when it is empty
 };
 
 }  // namespace detail

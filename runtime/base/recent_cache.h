@@ -71,7 +71,7 @@ template <class Key, class Value> class RecentCache {
   }
 
   const size_t capacity_;
-  std::mutex mutex_;      // guards what follows
+  std::mutex mutex_;      // guards the members below
   std::list<Key> order_;  // the most recently used first
   HashMap<Key, Slot> slots_;
 };

@@ -141,7 +141,7 @@ constexpr bool isfinite(SymFloat a) {
 class FloatTracer {
  public:
   virtual ~FloatTracer() = default;
-  // The symbol of op(a, b), whose value is `value`.
+  // Returns the symbol of op(a, b). Its value in this recording is `value`.
   virtual int32_t trace(FloatOp op, SymFloat a, SymFloat b, double value) = 0;
   // From here on the compiled code is valid only for floats for which `test` has this outcome.
   virtual void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) = 0;

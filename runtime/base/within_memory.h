@@ -4,7 +4,7 @@
 //     return within_memory("read_image", [&] { ... });
 //   }
 //
-// Inside the body std::bad_alloc is neither caught nor changed.
+// Code inside the body lets std::bad_alloc pass.
 #pragma once
 
 #include <new>

@@ -23,8 +23,8 @@ void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsV
                        const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp);
 
 // Overwrites grad_q [B, H, Tq, D], grad_k and grad_v [B, kv_heads, Tk, D], given the results of the forward and
-// grad_out [B, H, Tq, D]. Also overwrites grad_scores [B, H, Tq, Tk] (dense; the gradient of the masked scores) unless
-// it is null.
+// grad_out [B, H, Tq, D]. If grad_scores is not null, it is also overwritten: [B, H, Tq, Tk], dense, the gradient of
+// the masked scores.
 template <class T>
 void attention_backward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                         const AttentionMask<T>& mask, HeadsView<const T> out, const AttentionAccumulator<T>* logsumexp,

@@ -83,8 +83,8 @@ void normalise_channels(const ChannelLayout& layout, const T* x, const std::vect
   else run([=](C v, int64_t c) { return (v - m[c]) * s[c] + b[c]; });
 }
 
-// For each channel, the sum of the gradient, and the sum of the gradient times the centred x, in the order of Note
-// [Runs] in ops/reduction_order.h.
+// For each channel, the sum of the gradient, and the sum of the gradient times the centred x. The order is that of
+// Note [Runs] in ops/reduction_order.h.
 template <class T, class C>
 void sum_channels(const ChannelLayout& layout, const T* grad, const T* x, const std::vector<C>& mean,
                   std::vector<C>& sum_g, std::vector<C>& sum_gx) {

@@ -1,5 +1,5 @@
 // Kernels of conv2d and its gradients. f32 and bf16 run in oneDNN. f16 runs through f32 copies, and so does bf16 if
-// oneDNN does not support the convolution. f64 runs as products of patches, and so does f32 without support.
+// oneDNN does not support the convolution. f64 runs as products of patches, and so does f32 in that case.
 #include "rondo/runtime/ops/convolution.h"
 
 #include "rondo/runtime/autograd/autograd.h"

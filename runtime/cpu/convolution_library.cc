@@ -207,7 +207,8 @@ class LibraryConvolution::Conversion {
 // A primitive for all pieces of one shape, and the conversions that they need.
 class LibraryConvolution::Primitive {
  public:
-  // `packed`: the layout of the weight that the other pieces use; null: the library chooses. REQUIRES: valid(part).
+  // `packed`: the layout of the weight that the other pieces use; null: the library chooses. REQUIRES: `part` has input
+  // and output rows, and no negative padding.
   Primitive(const ConvolutionCall& part, const ConvolutionCall& whole, const Desc* packed);
   // False if the library has only its reference kernel.
   bool fast() const { return fast_; }
@@ -243,7 +244,7 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   const memory::dims stride = {part.stride[0], part.stride[1]}, dilation = {part.dilation[0] - 1, part.dilation[1] - 1},
                      padding_before = {part.padding_before[0], part.padding_before[1]};
   memory::dims padding_after;
-  for (size_t d = 0; d < 2; ++d)  // negative if the kernel does not reach the last rows or columns
+  for (size_t d = 0; d < 2; ++d)  // at least 0, also if kernels do not reach the last rows or columns
     padding_after.push_back(std::max<int64_t>(
         0, (part.output[d] - 1) * part.stride[d] + part.reach(d) - part.input[d] - part.padding_before[d]));
   const auto direct = dnnl::algorithm::convolution_direct;

@@ -18,7 +18,7 @@
 namespace rondo::cpu {
 namespace {
 
-// Strides of an index tensor's operand: `t` may be larger than the index in every dimension.
+// Strides of operand `t` for positions in an index tensor of `sizes`, which may be smaller than `t` in each dimension.
 Dims strides_within(const Tensor& t, const Dims& sizes) {
   return t.rank() == 0 ? Dims::filled(sizes.rank(), 0) : t.strides();
 }

@@ -254,7 +254,7 @@ void DataLoader::seek(Position position) {
 
 void DataLoader::read_every(int64_t n) {
   if (n < 1) throw Error(absl::StrCat("DataLoader::read_every: ", n));
-  workers_.reset();  // the next next() starts others
+  workers_.reset();  // the next call of next() starts new ones
   step_ = n;
 }
 

@@ -14,8 +14,8 @@
 //
 // Errors: a DataError names the line that cannot be used: malformed JSON, a field that is missing or not a string, an
 // unknown role or label, an empty completion or text, invalid UTF-8, an id outside the model's vocabulary, or with
-// TooLong::kError an example that is too long. FileError: the file cannot be read, or has no example. Error: invalid
-// options.
+// TooLong::kError an example that is too long. FileError: the file cannot be read, or has no example. Error: the
+// options are invalid.
 // Memory: some megabytes of text at a time, and the examples. Lines are tokenized on all threads of the pool. The
 // result does not depend on their number. Thread safety: everything here may be called from several threads at once.
 #pragma once

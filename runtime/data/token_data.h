@@ -41,7 +41,7 @@ class TokenData {
   int64_t vocab_size() const { return vocab_size_; }
   // The largest id, found in a pass over all ids; -1 if there are none.
   int64_t max_id() const;
-  // out[i] = (*this)[begin + i]. REQUIRES: the range lies within.
+  // out[i] = (*this)[begin + i]. REQUIRES: begin >= 0, begin + count <= size().
   void copy(int64_t begin, int64_t count, int64_t* out) const;
   // Tokens [begin, end). Throws Error if the range is not within [0, size()].
   TokenData slice(int64_t begin, int64_t end) const;

@@ -47,8 +47,8 @@ std::atomic<bool> poison{false};
 std::atomic<int64_t> most_reserved{0};  // 0: no limit
 std::atomic<void (*)()> growth{nullptr};
 
-// Rounds up: large blocks to pages, small ones to a class, which is a power of two split into eight steps, so at most
-// 12.5% is wasted.
+// Rounds a size up: large blocks to pages, small ones to their size class. Each power of two is divided into eight
+// classes, so at most 12.5% is wasted.
 size_t block_size(size_t bytes) {
   if (bytes <= 512) return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
   if (bytes > kSmall) return bytes < kMost ? PageHeap::round_up(bytes) : kMost;

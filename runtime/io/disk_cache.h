@@ -66,7 +66,7 @@ class DiskCache {
 
   enum class State : uint8_t { kUnknown, kAbsent, kUsable, kRefused };
   std::atomic<bool> warned_{false};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   State state_ = State::kUnknown;
   bool writable_ = true;
   int64_t stored_ = 0;  // bytes that this process has stored

@@ -20,7 +20,7 @@ namespace rondo::io {
 
 class JsonReader {
  public:
-  // Keeps references: `text` and `path` outlive the reader.
+  // Keeps references: `text` and `path` must outlive the reader.
   JsonReader(const std::string& path, std::string_view text) : path_(path), text_(text) {}
 
   // Calls `member` for each key. `member` may move from the key and must read exactly the key's value. The caller must

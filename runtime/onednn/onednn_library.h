@@ -10,7 +10,7 @@
 #include "oneapi/dnnl/dnnl.h"
 #include "oneapi/dnnl/dnnl_debug.h"
 
-#ifndef RONDO_DNNL_SPARSE  // Library would have other members than elsewhere
+#ifndef RONDO_DNNL_SPARSE  // otherwise Library would have other members here than in other files
 #error "What includes this links rondo::onednn_headers (cmake/onednn.cmake)."
 #endif
 

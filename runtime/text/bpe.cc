@@ -198,7 +198,7 @@ void Bpe::merge_long(std::vector<Token>& symbols) const {
     const int32_t next = link(best.at).next;
     if (symbol(best.at).id != best.left || next >= n || symbol(next).id != best.right) continue;
     symbol(best.at) = {best.merged, symbol(best.at).length + symbol(next).length};
-    symbol(next).id = -1;  // merged into the one before
+    symbol(next).id = -1;  // merged into the previous symbol
     link(best.at).next = link(next).next;
     if (link(best.at).next < n) link(link(best.at).next).previous = best.at;
     if (consider(best.at)) std::push_heap(heap.begin(), heap.end());
