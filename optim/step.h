@@ -55,7 +55,8 @@ class Step {
   // Updates what was collected. Each parameter has its own items in the passes, so all at once and some at a time give
   // the same bits. REQUIRES: decide().
   void update(bool zero_grad, JoinedWork joined = no_joined_work);
-  // Moves the averages of buffers, if there are any. Called once for a step that was made by several update() calls.
+  // Updates the moving averages of buffers, if there are any. Call it once per step, even if several update() calls
+  // make the step.
   static void average_buffers(Optimizer& optimizer);
 
  private:

@@ -19,7 +19,8 @@ struct Placement {
   int32_t level = 0;
 };
 
-// How to address a value that is read over `domain`, whose dimensions `columns` become the columns.
+// Returns how to address `value`, broadcast to `domain`. The domain's dimensions `columns` become the columns of the
+// iteration space, the other dimensions become its rows.
 Operand address(const Value& value, const Dims& domain, DimRange columns) {
   const Dims strides = broadcast_strides(value.sizes, value.strides, domain);
   Operand operand;

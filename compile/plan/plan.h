@@ -114,8 +114,8 @@ inline int64_t aligned(int64_t bytes, int64_t alignment) { return (bytes + align
 
 // Canonical: equal plans give equal text. Lines of the user's program are omitted, as in a graph's text.
 std::string to_string(const Plan& plan);
-// Parses a plan. Throws Error "line 3: what" if the text is not a plan, or if something in it is outside of the plan or
-// of the memory that a run has (plan/bounds.h).
+// Parses a plan. Throws Error "line 3: what" if the text is not a plan, if an index in it refers to something that the
+// plan does not have, or if an access is outside of the memory of a run (plan/bounds.h).
 Plan parse_plan(std::string_view text);
 
 }  // namespace rondo::compile

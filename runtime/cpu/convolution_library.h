@@ -43,7 +43,7 @@ class LibraryConvolution {
   };
   struct Cut {
     int64_t images = 1, bands = 1;  // images in a piece; pieces in an image
-    int64_t slices = 1;             // gradient of the weight: number of slices of output channels, over all images
+    int64_t slices = 1;             // gradient of the weight: slices of output channels, each summed over all images
   };
   explicit LibraryConvolution(const ConvolutionCall& call);
   static Cut cut_of(const ConvolutionCall& call, bool may_slice);

@@ -268,7 +268,8 @@ template <bool kAny, class Word> class Search {
     }
   }
 
-  // How many of `rows` rows, `pitch` apart, are searched together as one long row, so that words are full.
+  // Returns how many of `rows` rows are searched together as one long row, because a short row would not fill the words
+  // that are compared. `pitch`: elements from the start of a row to that of the next.
   int64_t together(int64_t rows, int64_t pitch) const {
     constexpr int64_t kLong = 1 << 10;
     const int64_t gap = pitch - ((space_.sizes.back() - 1) * step_ + 1);

@@ -15,7 +15,8 @@ struct ChatEncoder::Impl {
 
   virtual ~Impl() = default;
   virtual Example example(const text::Conversation& conversation) const = 0;
-  // The ids without flags: of the whole conversation, or with `for_generation` of a prompt that the model continues.
+  // Returns the token ids without loss flags. `for_generation`: true for a prompt that the model is to continue; false
+  // for the whole conversation.
   virtual Ids ids(const text::Conversation& conversation, bool for_generation) const = 0;
   // Null for Jinja.
   virtual const ChatTemplate* plain() const { return nullptr; }

@@ -30,7 +30,7 @@ struct DropoutRule {
   explicit DropoutRule(double p)
       : threshold(static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0))), factor(p == 1 ? 0 : 1 / (1 - p)) {}
   uint32_t threshold;
-  double factor;  // 1 / (1 - p); 0 if p is 1, because the largest word still reaches the threshold
+  double factor;  // 1 / (1 - p); 0 if p is 1: the largest random number passes the threshold, so its element is kept
 };
 
 // Takes the generator's next offset.

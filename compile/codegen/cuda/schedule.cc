@@ -51,7 +51,7 @@ bool needs_rows(const LoopKernel& kernel) {
   if (kernel.inner > 1 || kernel.stages.size() > 1 || scans(kernel)) return true;
   for (const Stage& stage : kernel.stages) {
     if (!stage.reductions.empty()) return true;
-    // Otherwise, threads of several blocks would share a value that is stored once per row.
+    // A value that is stored once per row needs the whole row in one block: else several blocks would store it.
     for (int32_t id : stage.row)
       if (kernel.instrs[static_cast<size_t>(id)].op == LoopOp::kStore) return true;
   }
