@@ -45,7 +45,7 @@ void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output,
 
 // ---- For the runtime
 
-// set_history(), for a tensor that no recording knows.
+// As set_history(), for a tensor that no recording has made or read.
 void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
 // As put_history(), for a tensor that `node` has overwritten: if it is a view, its base gets a new history, too.
 void put_history_of_write(Tensor& target, std::shared_ptr<Node> node);
