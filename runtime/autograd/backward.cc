@@ -159,7 +159,7 @@ class Backward {
     // Leaves only: a contribution went to .grad or to GradientParts, and is not in `grads`.
     bool partly_delivered = false;
     bool completed = false;  // leaves only: Note [Early leaf gradients]
-    bool counted = false;    // its edges are counted in `waiting` of their nodes
+    bool counted = false;    // its edges are counted in `waiting` of the nodes that they lead to
   };
   struct LaterFirst {
     bool operator()(const Node* a, const Node* b) const {
@@ -257,7 +257,7 @@ class Backward {
       for (auto [output, index] : at->second) outputs.push_back(output);
     return outputs;
   }
-  // True if the gradient of this edge is captured, or one that is computed from it.
+  // True if the gradient of this edge, or one that is computed from it, is captured.
   bool is_requested(const Edge& edge) const {
     return edge.node != nullptr && is_requested(target(edge).node.get(), target(edge).output);
   }
