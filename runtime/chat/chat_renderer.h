@@ -23,7 +23,8 @@ class ChatRenderer {
   struct Text {
     std::string text;
     std::vector<std::pair<size_t, size_t>> generation;  // [begin, end) in bytes
-    // In order: parts that are never special tokens, even if they spell one, and places where the text is cut.
+    // [begin, end) in bytes, in order: text that must not become special tokens even if it spells one. An empty range
+    // only divides the text there.
     std::vector<std::pair<size_t, size_t>> ordinary;
   };
   // Renders the first `count` messages.
@@ -50,7 +51,7 @@ class ChatRenderer {
 
   const PreTrainedTokenizer& tokenizer_;
   std::optional<jinja::Template> fixed_;               // the one that the caller named or gave
-  std::optional<FolderTemplate> default_, for_tools_;  // without `fixed_`: by the conversation
+  std::optional<FolderTemplate> default_, for_tools_;  // if there is no `fixed_`: the conversation decides
 };
 
 }  // namespace rondo::text

@@ -15,7 +15,8 @@ const Value* field(const Value& object, std::string_view name) {
   return object.is(Kind::kDict) ? object.dict().find(name) : nullptr;
 }
 
-// A message as the reference hands it to a template: without fields that are null, reasoning under two names.
+// Returns a message as the reference hands it to a template: without fields that are null, and with reasoning as both
+// "thinking" and "reasoning_content".
 Value normalized(const Value& message, const ConversationFields& names) {
   Value::Items items;
   const Value* reasoning = nullptr;

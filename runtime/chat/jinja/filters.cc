@@ -15,7 +15,7 @@ namespace rondo::text::jinja {
 namespace {
 
 // The digits of a number as Python reads them from text: no spaces around them, single underscores between digits only.
-// Nullopt: no such text.
+// Returns nullopt for any other text.
 std::optional<Text> number_text(std::string_view text) {
   Budget::convert(text.size());
   const std::string_view stripped = strip_text(text, Ends::kBoth);
