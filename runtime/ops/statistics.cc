@@ -15,9 +15,10 @@ struct Moments {
 
 // Note [Moments]. A reduction in two steps (several runs of dimensions, or rows first: reduction_order.h) takes
 //   differences from the mean of each group that its first step reduces. If each group has n elements with mean m, and
-//   q is the sum of their squared differences from m, sum (x - mean)^2 = the sum of q + n (m - mean)^2 over all of
-//   them. (Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.) So
-//   x is read once, a row at a time, for mean and squares: the second pass over a row finds it in a cache.
+//   q is the sum of their squared differences from m, then
+//     sum (x - mean)^2 = the sum of q + n (m - mean)^2 over all groups.
+//   (Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.) So x is
+//   read once, a row at a time, for mean and squares: the second pass over a row finds it in a cache.
 class TwoSteps {
  public:
   TwoSteps(const Dims& sizes, const Attrs& attrs) : sizes_(sizes), mask_(attrs.ints[0]), keeps_(attrs.ints[1]) {

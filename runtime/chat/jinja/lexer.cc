@@ -13,9 +13,7 @@
 namespace rondo::text::jinja {
 namespace {
 
-// \r
-// and \r become
-// ; one line break at the very end is removed.
+// \r\n and \r become \n; one line break at the very end is removed.
 std::string normalize_newlines(std::string_view source) {
   std::string out;
   out.reserve(source.size());
