@@ -49,7 +49,7 @@ class GradientHome {
   GradientHome& operator=(const GradientHome&) = delete;
   // `home`: dense, with the shape, dtype and device of the leaf. An undefined tensor removes the home.
   void set(Tensor home);
-  // Null: the gradient comes in one part. `parts` must outlive this.
+  // Null: the gradient comes in one part. `parts` must outlive this object.
   void set_parts(GradientParts* parts);
 
  private:

@@ -10,8 +10,8 @@
 namespace rondo::autograd {
 
 // Calls fn at the end of each accumulation into leaf.grad(), from within backward(). Returns an id for
-// remove_on_accumulated. fn may add others, which run from the next backward on, and remove itself or others. Throws
-// Error if fn is empty, or unless `leaf` is a leaf that requires grad.
+// remove_on_accumulated. fn may add other callbacks, which run from the next backward on, and remove itself or others.
+// Throws Error if fn is empty, or unless `leaf` is a leaf that requires grad.
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn);
 void remove_on_accumulated(const Tensor& leaf, int64_t id);
 

@@ -128,7 +128,7 @@ class Printer {
 
 std::string Tensor::to_string(std::source_location where) const try {
   if (!defined()) return "tensor(undefined)";
-  const FloatingPointScope floating_point;             // numbers as text depend on rounding
+  const FloatingPointScope floating_point;             // formatting depends on the rounding mode
   if (numel() > 0) static_cast<void>(storage(where));  // a graph break with the caller's line
   std::string text = absl::StrCat(kPrefix, Printer(host_copy("to_string", dtype(), where)).values());
   std::vector<std::string> more;

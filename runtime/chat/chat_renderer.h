@@ -31,7 +31,7 @@ class ChatRenderer {
   Text render(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
               const std::stop_token& stop = {}) const;
   struct Chat : EncodedChat {
-    std::vector<Encoding::Offset> offsets;  // code points
+    std::vector<Encoding::Offset> offsets;  // in code points
   };
   Chat encode(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
               const std::stop_token& stop = {}) const;
@@ -39,7 +39,7 @@ class ChatRenderer {
   const PreTrainedTokenizer& tokenizer() const { return tokenizer_; }
 
  private:
-  // A template of the tokenizer's folder. If this library cannot run it, get() throws when it is needed.
+  // A template of the tokenizer's folder. If this library cannot run the template, get() throws.
   struct FolderTemplate {
     std::optional<jinja::Template> parsed{};
     std::optional<TemplateError> error{};

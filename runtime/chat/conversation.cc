@@ -82,7 +82,7 @@ Conversation parse_conversation(std::string_view text) {
     io::JsonReader json(kName, text);
     out = read_conversation(json);
     json.finish();
-  } catch (const FileError& error) {  // there is no file
+  } catch (const FileError& error) {  // the text is not from a file
     throw Error(error.what());
   }
   if (out.messages.empty()) throw Error("the conversation has no messages");

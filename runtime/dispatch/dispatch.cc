@@ -24,7 +24,7 @@
 namespace rondo {
 
 namespace {
-// While an op runs in parts: the line of its call, which errors of the parts name.
+// While the decomposition of an op runs: the line of the op's call. Errors of the decomposition's ops name this line.
 thread_local const std::source_location* call_in_parts = nullptr;
 
 const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {

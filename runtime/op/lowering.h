@@ -19,7 +19,7 @@ enum class LoopOp : uint8_t {
   kScalar,  // run-time scalar Instr::index, rounded to the instruction's type
   kLoad,    // operand Instr::index at the current row and column
   kPick,    // as kLoad, but a (i64) is the index along the operand's picked axis; 0 if it is out of range
-  kIndex,   // i64: the place of the element that operand Instr::index describes (Operand::is_index)
+  kIndex,   // i64: the element's index, as operand Instr::index describes it (Operand::is_index)
   // Random numbers of the stream and the element that operand Instr::index describes (Operand::is_random)
   kRandomKeep,    // kBool: dropout with probability a keeps the element (DropoutRule of random_state.h); with a = 1, no
                   // element. a: f64, a run-time scalar or constant. The four 32-bit words of a counter

@@ -226,7 +226,7 @@ class InferContext {
   std::source_location where_;
   std::span<const TensorArg> given_;
   absl::InlinedVector<TensorMeta, 1> outputs_ = absl::InlinedVector<TensorMeta, 1>(
-      1);  // nearly every call has one: it is there from the start
+      1);  // nearly every call has one output
   size_t n_outputs_ = 0;
 };
 
@@ -325,7 +325,7 @@ using LowerFn = void (*)(LoopBuilder&);
 // The functions that one backend has for an op: the CPU's are OpDef::host, another device's stand in a table in its
 // folder (cuda/kernels.cc). entry_of() finds them.
 struct BackendEntry {
-  KernelFn kernel = nullptr;  // null: the op runs in the parts of `decompose`
+  KernelFn kernel = nullptr;  // null: the op runs as the ops of `decompose`
   PrepareFn prepare = nullptr;
   AbsorbsFn absorbs = nullptr;
 };

@@ -159,7 +159,7 @@ void infer_attention_grad(InferContext& c) {
 
 }  // namespace
 
-// Inputs grad, out, logsumexp, q, k, v, mask, with dropout state; outputs dq, dk, dv. Attributes of kAttention.
+// Inputs grad, out, logsumexp, q, k, v, mask and, with dropout, state; outputs dq, dk, dv. Attributes of kAttention.
 constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .kind = OpKind::kOpaque,

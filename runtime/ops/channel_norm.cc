@@ -90,7 +90,7 @@ DType affine_dtype(std::span<const Tensor> in) {
   return in[2].defined() ? in[2].dtype() : compute_dtype(in[1].dtype());
 }
 
-// Without values the statistics are NaN, and the gradients are 0.
+// If x has no elements, sets the gradients to 0 and returns true. The statistics of such an x are NaN.
 bool has_no_values(std::span<const Tensor> in, int channel_dim, std::span<Tensor> out) {
   const Tensor& x = in[1];
   if (x.numel() > 0) return false;
@@ -168,7 +168,7 @@ Tensor per_group(const Tensor& t, int64_t groups) {
   return sum(reshape(t, {t.size(0), groups, t.size(1) / groups}), {2});
 }
 
-// The pixels of one example: a batch may be empty.
+// The number of pixels of one example. Computed without the batch, which may be empty.
 int64_t pixels(const Dims& x) {
   int64_t n = 1;
   for (int d = 2; d < x.rank(); ++d) n *= x[d];

@@ -16,7 +16,7 @@ namespace rondo {
 // Note [Channels last]. True if a tensor (B, C, H, W) lies in memory as (B, H, W, C), as PyTorch decides it: the
 // channels are next to each other, and no dimension of size 1 lets it pass for the usual layout.
 bool is_channels_last(const Dims& sizes, const Dims& strides);
-// The strides of a dense tensor (B, C, H, W) in that layout.
+// The strides of a dense tensor (B, C, H, W) that is channels last.
 Dims channels_last_strides(const Dims& sizes);
 
 // True for a tensor (B, C, H, W) that is channels last and not dense in the usual layout.

@@ -31,7 +31,7 @@ struct Convolution {
 
   // The number of elements from the first to the last that a kernel of this size reads, both included.
   int64_t reach(int dim, int64_t kernel) const { return (kernel - 1) * dilation[dim] + 1; }
-  // REQUIRES: problem() found none.
+  // REQUIRES: problem() has found nothing wrong.
   int64_t output_size(int dim, int64_t input, int64_t kernel) const {
     return (input + before[dim] + after[dim] - reach(dim, kernel)) / stride[dim] + 1;
   }

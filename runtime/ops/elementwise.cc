@@ -50,8 +50,8 @@ constexpr OpDef kMulScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { re
     "mul_scalar", {}, [](const GradContext& g) { g.set(0, g.grad_out() * g.scalar(0)); });
 constexpr OpDef kRsubScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return wrapping_sub(s, a); }>(
     "rsub_scalar", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
-// Inputs a, grad: the gradient of a in s / a. In this order it leaves the dtype's range only if s / a or the result
-// does.
+// Inputs a, grad: the gradient of a in s / a. In this order the expression leaves the dtype's range only if s / a or
+// the result does.
 constexpr OpDef kRdivScalarGrad =
     elementwise<kFloatingOnly, 2, 1, [](auto a, auto g, auto s) { return -(g * (s / a) / a); }>(
         "rdiv_scalar_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {

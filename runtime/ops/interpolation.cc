@@ -66,7 +66,7 @@ Taps::Taps(int64_t from, int64_t size, const Interpolation& how) : width(0), siz
 
 namespace {
 
-// Taps along dimension `dim` of a tensor like `like`, as tensors.
+// The Taps of one dimension as tensors, for an image like `like`.
 struct TapTensors {
   int64_t width;
   Tensor pixel, weight;  // (width, size)

@@ -168,7 +168,7 @@ constexpr OpDef kRMSNormGrad = {
     .decompose = &decompose_norm_grad<false>,
 };
 
-// ---- Softmax: ints {dim}; none: the last one
+// ---- Softmax: ints {dim}, or none for the last dimension
 
 namespace {
 

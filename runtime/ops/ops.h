@@ -395,9 +395,10 @@ Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
 // ---- Collectives (collective.cc). The sum of x, of a floating dtype, over all ranks of the communicator. Every rank
 // must make this call, with the same shape and dtype, and in the same order among its collectives. The gradient is the
 // sum of the gradients of all ranks: another collective, which every rank's backward must reach. A region records it
-// like any op (Note [Collectives are effects]). Tensor parallelism by hand: sum the partial results of a layer that is
-// split by its inputs, divide each rank's loss by the number of ranks, and add up the gradients of parameters that
-// every rank holds. All gradients then equal those of one process.
+// like any op (Note [Collectives are effects]).
+// Tensor parallelism by hand: sum the partial results of a layer that is split by its inputs, divide each rank's loss
+// by the number of ranks, and add up the gradients of parameters that every rank holds. All gradients then equal those
+// of one process.
 Tensor all_reduce_sum(TensorArg x, const Communicator& communicator);
 
 }  // namespace rondo::ops

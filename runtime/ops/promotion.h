@@ -35,13 +35,13 @@ Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion
 // Writes the result into `a`. Throws Error if the result is a float and `a` is not, or if only `a` is bool.
 void call_promoted_(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion = Promotion::kArithmetic);
 void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion = Promotion::kArithmetic);
-// The result of a function on floats; integers and bools become f32.
+// Calls an op of floats; integers and bools become f32.
 Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs = {});
 
-// The result of an op of one tensor and a number of the tensor's dtype: a comparison, or an op that keeps elements as
-// they are, such as maximum. The attribute is rounded to the promoted dtype. Throws Error for an integer that this
-// dtype does not hold; a comparison (kCompare) then computes in i64, because every u8 is less than 300. `of_tensors`:
-// the function for an integer that an attribute would round. `name`: of the public function, for errors.
+// Calls an op of one tensor and a number of the tensor's dtype: a comparison, or an op that keeps elements as they are,
+// such as maximum. The attribute is rounded to the promoted dtype. Throws Error for an integer that this dtype does not
+// hold; a comparison (kCompare) then computes in i64, because every u8 is less than 300. `of_tensors`: the function for
+// an integer that an attribute would round. `name`: of the public function, for errors.
 using OfTensors = Tensor (*)(TensorArg, TensorArg);
 Tensor call_with_number(const char* name, const OpDef& op, OfTensors of_tensors, TensorArg a, Scalar s,
                         Promotion promotion = Promotion::kArithmetic);

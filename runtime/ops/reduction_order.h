@@ -15,7 +15,7 @@
 //   same way, from the last to the first; the results between two runs are accumulators.
 // Blocks and chunks are bounded, so that no more than some thousand numbers are added one after the other: an f32 sum
 //   of 8 million small numbers, added one by one, is off by a part in 300.
-// Note [Full order]. A reduction over every dimension (not keeping them) splits the elements, in row-major order, into
+// Note [Full order]. A reduction over every dimension, without keepdim, splits the elements, in row-major order, into
 //   chunks of kFullChunk; each is reduced in row order, and so are then the chunks' results. If full_row() names a row,
 //   the rows are reduced first, in row order, and then their results, which are accumulators, in chunks: so a compiler
 //   can fuse the first step with the ops that compute the elements. With keepdim a full reduction follows row order,

@@ -12,7 +12,7 @@
 namespace rondo::ops {
 
 namespace {
-// By slices: (a, b) -> (a cos - b sin, b cos + a sin).
+// The rotation by slices: (a, b) -> (a cos - b sin, b cos + a sin).
 Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, bool inverse) {
   const Tensor x = given.to(compute_dtype(given.dtype()));
   const int64_t half = x.sizes().back() / 2;

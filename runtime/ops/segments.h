@@ -1,4 +1,4 @@
-// Sums by index in parts, for a compiler that fuses the sums with what makes their values
+// Sums by index in parts, for a compiler that fuses the sums with the ops that make the values
 // (compile/transform/segments.cc): the indices are sorted, the values are made in that order, and neighbours are added
 // up. The bits are those of the whole op: Note [Segments] of cpu/row_sums.h.
 #pragma once

@@ -119,7 +119,7 @@ constexpr OpDef kVarMean = {
           const TwoSteps steps(x.sizes(), g.attrs());
           Tensor grad;
           if (g.grad_out(0).defined())
-            // A mean of 16 bits would be too coarse.
+            // A 16-bit mean would not be precise enough.
             grad = variance_grad(g, g.grad_out(0),
                                  is_low_precision(g.output(1).dtype()) ? mean_of(x, steps) : g.output(1));
           if (g.grad_out(1).defined()) {

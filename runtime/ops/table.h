@@ -17,8 +17,8 @@ extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMat
     kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
     kFactoryOps, kConvolutionOps, kPoolingOps, kInterpolationOps, kCollectiveOps, kChannelNormOps, kPixelLossOps;
 
-// Ops that are used in another file, or in their own file before their definition. Other ops
-// are not declared. elementwise.cc
+// Ops that are used in another file, or in their own file before their definition. Other ops are not declared.
+// elementwise.cc
 extern const OpDef kAdd, kSub, kMul, kAddScalar;
 // comparison.cc
 extern const OpDef kEqualScalar, kLessScalar, kGreaterScalar;

@@ -143,7 +143,8 @@ void slice_grad_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 
-// Adds the gradients of slices of input 0 to what has arrived there. `ints`: {dim, begin, step} of each.
+// Adds the gradients of slices of input 0 to the gradient that input 0 has received so far. `ints`: {dim, begin, step}
+// of each slice.
 void add_slices(const GradContext& g, std::span<const Tensor> grads, std::span<const int64_t> ints) {
   Tensor total = g.take_total(0);
   const bool joins = total.defined() && total.dtype() == grads[0].dtype();

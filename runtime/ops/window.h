@@ -13,7 +13,7 @@ struct Window {
   // The window of `base`, a dense tensor, that `view` shows. It may reach out of `base`.
   static Window of(const Tensor& view, const Tensor& base);
   bool fits_in(int64_t numel) const { return offset >= 0 && (sizes.numel() == 0 || offset + extent() <= numel); }
-  // Attributes of kStridedView; of kOverwrite and kWindowCopy.
+  // The attributes of kStridedView, and those of kOverwrite and kWindowCopy.
   Attrs for_view() const;
   Attrs for_write() const;
 };

@@ -102,7 +102,7 @@ Value rounded(const Value& value, int64_t precision, std::string_view method) {
   if (method == "common") {
     if (value.is_integral()) return Value::integer(value.integral());
     if (!std::isfinite(value.number())) return value;
-    // Exact decimal digits, half to even, as Python.
+    // Rounds the exact decimal digits, half to even, as Python does.
     Budget::convert(static_cast<size_t>(precision) + 64);
     const std::string digits = formatted("%.*f", static_cast<int>(precision), value.number());
     double out = 0;

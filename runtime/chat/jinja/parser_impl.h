@@ -112,7 +112,7 @@ class Parser {
   std::unique_ptr<Statement> macro_statement(int line);
   std::unique_ptr<Statement> filter_statement(int line);
   std::unique_ptr<Statement> generation_statement(int line);
-  // A body in which names are local. Ends with, and takes, {% end %}.
+  // Parses a body in which names are local, and the {% end %} after it.
   Body local_body(std::string_view end);
   Target target(bool with_namespace, bool ends_at_in);
   Target primary_target(bool with_namespace);

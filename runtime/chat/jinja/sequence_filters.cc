@@ -339,7 +339,7 @@ bool Evaluator::test(std::string_view name, const Value& value, const Given& giv
     return value.same_object(with);
   }
   if (name == "in") return contains(other("seq"), value);
-  refuse_named(name, given_arguments);  // Python's operators
+  refuse_named(name, given_arguments);  // Python's operators have no named arguments
   if (name == "==" || name == "eq" || name == "equalto") return equals(value, other());
   if (name == "!=" || name == "ne") return !equals(value, other());
   if (name == "<" || name == "lt" || name == "lessthan") return is_less(value, other());
