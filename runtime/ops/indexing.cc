@@ -198,8 +198,8 @@ constexpr OpDef kScatter = {
 };
 
 // Inputs x (B, H, S, D), source (B, H, T, D), at (B, T): x with source[b, h, t] as row at[b, t] of x[b, h]. An index
-// outside of [0, S) is no error: the row is not written, which serves padding. So the op has no checks, and its result
-// may reuse x's memory even if an op with checks follows (plan/memory.cc).
+// outside of [0, S) is no error: the row is not written, which serves padding. So the op has no checks. With checks, a
+// call could not overwrite x if another call with checks follows (plan/memory.cc), as in a model of several layers.
 constexpr OpDef kWriteRows = {
     .name = "write_rows",
     .kind = OpKind::kOpaque,

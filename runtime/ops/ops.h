@@ -381,7 +381,7 @@ struct LinearCrossEntropyOptions {
 // cross_entropy(linear(x, weight, bias), target), but only chunk_rows * V logits, or gradients of logits, exist at a
 // time. x (N, C), weight (V, C), bias (V) or undefined, target i64 or i32 (N). The floats have one dtype, which is the
 // result's. Under autocast the products run in its dtype, and loss and gradients are f32. If an operand requires a
-// gradient, the forward of a scalar loss computes the gradients too; under no_grad() it does not.
+// gradient, the forward of a scalar loss computes the gradients too, but not under no_grad() or in f16.
 Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,
                             LinearCrossEntropyOptions options = {});
 

@@ -160,7 +160,7 @@ template <class T> [[gnu::always_inline]] inline T exp2_fraction_coarse(T f) {
 }
 
 // 2^t with the accuracy of exp2_fraction_coarse(). t is limited to where the power of two is 0, a normal number or
-// infinity: exp2_int gives 0 one below its range and infinity one above.
+// infinity: exp2_int gives 0 for the integer just below its range, and infinity for the one just above.
 template <class T> [[gnu::always_inline]] inline T exp2_coarse(T t) {
   t = is_f64(t) ? limit(t, -1023.0, 1024.0) : limit(t, -127.0, 128.0);
   const T n = round_even(t);

@@ -25,8 +25,8 @@
 namespace rondo::text::jinja {
 
 struct Limits {
-  // Work. A step is at most about 100 ns: a node of the template, an item, 4 bytes of text taken apart, 64 bytes
-  // copied.
+  // Work. A step is at most about 100 ns: a node of the template, an item, 4 bytes of text processed as
+  // characters, 64 bytes copied.
   uint64_t steps = 20'000'000;
   // Memory at any one time: the template, its values and its output. What the caller hands in does not count.
   size_t bytes = size_t{128} << 20;
