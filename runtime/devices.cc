@@ -1,11 +1,11 @@
-// The devices that are built in: a new one has its line here, and its folder beside cpu/ and cuda/. It stands behind
-// all of their rooms; device/backend.cc asks it for a device at that device's first use.
+// The built-in devices. A new device gets a line here and a folder beside cpu/ and cuda/. This file comes after these
+// folders in the include order; device/backend.cc calls it at the first use of a device.
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/device/backend.h"
 
 namespace rondo {
 
-// The CPU's is here before main(): a program's static variables may be tensors.
+// The CPU's table is set before main(), because static variables of a program may be tensors.
 constinit std::array<std::atomic<const BackendTable*>, kNumBackends> detail::backends = {&kCPUBackend, nullptr,
                                                                                          nullptr};
 

@@ -37,7 +37,7 @@ class AccumulateNode final : public Node {
     const Tensor& total = slot_->grad;
     return grad_enabled() || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
   }
-  // Not while somebody holds a gradient that was made there before.
+  // Undefined while somebody still holds an earlier gradient in that memory.
   Tensor home_for_all() const {
     const bool is_free = home.defined() && home.impl()->refs.load() == 1;
     return grad_enabled() || !slot_->hooks.empty() || slot_->grad.defined() || !is_free ? Tensor() : home;
@@ -49,7 +49,7 @@ class AccumulateNode final : public Node {
   }
 
   void leaf_grad_added() override {
-    if (!slot_->grad.defined()) slot_->grad = home;  // GradientHome
+    if (!slot_->grad.defined()) slot_->grad = home;  // it was written into the GradientHome
     if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
   }
   bool offer_part(Tensor& total) {
@@ -86,7 +86,7 @@ class AccumulateNode final : public Node {
   }
   void accumulate(Tensor grad) {
     Tensor& total = slot_->grad;
-    if (!grad_enabled() && grad.requires_grad()) grad = grad.detach();  // what a hook returned
+    if (!grad_enabled() && grad.requires_grad()) grad = grad.detach();  // a hook's result may have a history
     const bool at_home = home.defined() && grad.storage() == home.storage() &&
                          grad.storage_offset() == home.storage_offset();
     if (!total.defined()) total = at_home || may_become_grad(grad) ? std::move(grad) : grad.clone();
@@ -123,7 +123,7 @@ GradientHome::~GradientHome() {
   set(Tensor());
   set_parts(nullptr);
 }
-// A handle of its own: AccumulateNode counts those that others hold.
+// Keeps a handle of its own, because AccumulateNode counts the handles that others hold.
 void GradientHome::set(Tensor home) {
   static_cast<AccumulateNode&>(*accumulator_).home = home.defined() ? home.detach() : Tensor();
 }
@@ -161,7 +161,7 @@ void LeafNotes::note(const Tensor& operand) {
   if (!operand.defined() || !operand.requires_grad()) return;
   const auto is_operand = [&](const Tensor& tensor) { return tensor.defined() && tensor.is_same(operand); };
   if (!operand.is_leaf()) {
-    const AutogradMeta* const meta = operand.impl()->autograd.get();  // null: what a region is recording
+    const AutogradMeta* const meta = operand.impl()->autograd.get();  // null: the tensor is only recorded
     const Node* const made_by = meta != nullptr ? meta->grad_fn.get() : nullptr;
     if (made_by != nullptr && made_by->sequence < node_.sequence &&
         std::none_of(inputs_.begin(), inputs_.end(), is_operand))

@@ -1,5 +1,5 @@
-// The end of the tape at a leaf: a node that adds to .grad, or makes it in its home. And what the leaf's owner, an
-// averager, may ask of it.
+// The node at the end of the tape that accumulates a leaf's gradient into .grad, and what an averager may
+// ask of this node.
 #pragma once
 
 #include <memory>
@@ -12,62 +12,67 @@
 
 namespace rondo::autograd {
 
-// The node that accumulates into the .grad of `leaf`: the one that graphs have, or a new one. Makes the leaf's slot.
+// Returns the node that accumulates into the .grad of `leaf`: the one that existing graphs lead to, or a new one.
+// Creates the leaf's GradSlot if it has none.
 std::shared_ptr<Node> accumulator_of(const Tensor& leaf);
 inline bool is_leaf_node(const Node& node) { return node.sequence == UINT64_MAX; }
 
 // Note [Gradients in parts]. A leaf that is used several times, as a tied embedding is, gets its gradient in several
-// contributions, and backward adds them up before it adds the sum to .grad. An averager need not wait for the last of
-// them: it may ask for the sum so far, and may take the last ones as rows of a table. What it takes is no longer part
-// of .grad. The leaf's callbacks (on_accumulated) come once, at the end. There are no parts while the leaf has hooks,
-// which see whole gradients, under create_graph, under DetectAnomaly, and in grad().
+// contributions, and backward adds them up before it adds the sum to .grad. An averager need not wait for the last
+// one: it may have the sum so far added to .grad, and it may take a contribution as rows of the leaf (take_rows()).
+// Rows that it takes are not added to .grad. The leaf's callbacks (on_accumulated) run once, at the end. Gradients
+// do not come in parts while the leaf has hooks, which see whole gradients, under create_graph, under
+// DetectAnomaly, and in grad().
 class GradientParts {
  public:
   virtual ~GradientParts() = default;
-  // A contribution has arrived, and this backward has more for the leaf. True: add all that has arrived to .grad now.
+  // Asked when a contribution has arrived and this backward has more for the leaf. True: all that has arrived is added
+  // to .grad now.
   virtual bool wants_part() = 0;
-  // It was added, since wants_part() said so.
+  // Called after all that has arrived was added to .grad because wants_part() returned true.
   virtual void part_added() = 0;
-  // A contribution: rows (..., C) to be added to those rows of the leaf (V, C) that `indices` (...) name. False: no; it
-  // then arrives as a dense one.
+  // Offers a contribution as rows (..., C), to be added to the rows of the leaf (V, C) that `indices` (...) name.
+  // False: refused; the contribution then arrives as a dense gradient.
   virtual bool take_rows(const Tensor& rows, const Tensor& indices) = 0;
 };
 
-// Where the gradient of a leaf is made: memory that its owner, an averager, has chosen. Nodes that write into memory of
-// the caller's choice (compiled regions, and ops whose rule asks for home_of_operand()) use it while the leaf has no
-// .grad, and the home then is the .grad. All other nodes make the gradient elsewhere; the averager copies it. One home
-// for each leaf. Thread safety: as the leaf's .grad.
+// Memory that an averager has chosen for the gradient of a leaf. Nodes that can write into memory of the caller's
+// choice (compiled regions, and ops whose gradient rule calls home_of_operand()) write the gradient there while the
+// leaf has no .grad; the home then becomes the .grad. Other nodes allocate the gradient themselves, and the averager
+// copies it. A leaf has at most one home. Thread safety: as that of the leaf's .grad.
 class GradientHome {
  public:
   // Throws Error unless `leaf` is a leaf that requires grad. No home is set yet.
   explicit GradientHome(const Tensor& leaf);
-  ~GradientHome();  // takes the home away
+  ~GradientHome();  // the leaf then has no home
   GradientHome(const GradientHome&) = delete;
   GradientHome& operator=(const GradientHome&) = delete;
-  // `home`: dense, with the shape, dtype and device of the leaf. Undefined: none, until the next call.
+  // `home`: dense, with the shape, dtype and device of the leaf. An undefined tensor removes the home.
   void set(Tensor home);
-  // Null: the gradient comes in one part. `parts` must outlive this.
+  // Null: the gradient comes in one part. `parts` must outlive this object.
   void set_parts(GradientParts* parts);
 
  private:
-  std::shared_ptr<Node> accumulator_;  // kept, so that graphs find this one
+  std::shared_ptr<Node> accumulator_;  // kept alive, so that later graphs use this node
 };
-// The home of a leaf, by its node, if this backward may make the whole .grad there; else undefined.
+// Returns the home of the leaf whose node this is, if the running backward may make the whole
+// .grad there; otherwise undefined.
 Tensor gradient_home(const Node& leaf);
-// For a leaf whose device or dtype changes: a graph that was made before throws Error, with this text, when a gradient
-// of it arrives at the leaf. Its hooks and .grad serve the graphs that come.
+// For a leaf whose device or dtype changes. A graph made before throws Error with the message `error` when its gradient
+// arrives at the leaf. Later graphs use the leaf's hooks and .grad as before.
 void end_graphs_of_leaf(const Tensor& leaf, const std::string& error);
 
-// While in scope: ops of this thread that run under no_grad note here which leaves that require grad they read. A
-// checkpoint is thereby known to use them.
+// While in scope, collects the leaves that require grad and that ops of this thread read under no_grad. A checkpoint
+// learns from it which leaves its function captures.
 class LeafNotes {
  public:
-  // `inputs` of the checkpoint `node`: any other tensor that has a history from before the checkpoint is refused.
+  // `inputs`: those of the checkpoint `node`. note() refuses any other tensor that requires grad and was computed
+  // before the checkpoint.
   LeafNotes(const Node& node, std::span<const Tensor> inputs);
   ~LeafNotes();
   LeafNotes(const LeafNotes&) = delete;
   LeafNotes& operator=(const LeafNotes&) = delete;
-  static LeafNotes* now();  // null: nobody wants to know
+  static LeafNotes* now();  // null: none is in scope
   // Throws Error for a tensor that the checkpoint's function has to get as an input.
   void note(const Tensor& operand);
   const std::vector<Tensor>& leaves() const { return leaves_; }  // each once
@@ -85,12 +90,12 @@ bool has_hooks(const Node& leaf);
 // Null while gradients of the leaf must not come in parts.
 GradientParts* parts_of(const Node& leaf);
 bool has_callbacks(const Node& leaf);
-// A contribution has arrived at `leaf`, and more will. `total`: all so far. It is moved to .grad if the leaf's
-// GradientParts wants it; the result says so.
+// Called when a contribution has arrived at `leaf` and more will follow. `total`: the sum so far. If the leaf's
+// GradientParts wants it, moves it to .grad and returns true.
 bool offer_part(Node& leaf, Tensor& total);
 // As offer_part(), for a contribution that has been added to .grad already.
 void notify_part_added(Node& leaf);
-// The leaf's whole gradient is in .grad: calls what waits for it (on_accumulated).
+// Runs the callbacks of on_accumulated(). REQUIRES: the leaf's whole gradient is in .grad.
 void run_accumulated_callbacks(Node& leaf);
 
 }  // namespace rondo::autograd

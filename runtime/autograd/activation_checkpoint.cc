@@ -14,9 +14,10 @@ namespace rondo::autograd {
 
 namespace {
 
-// Runs `fn` again, with gradients, in its backward. Its edges are those of the inputs, and then one for each leaf that
-// fn reads by itself. No gradient flows along the latter: the inner backward adds it to .grad. They make the leaf wait,
-// so that whoever waits for its whole gradient is told once, when all uses of the leaf have contributed.
+// Runs `fn` again, with gradients, in its backward. Its edges are those of the inputs, followed by one for each leaf
+// that fn captures. No gradient flows along the edges to captured leaves: the inner backward adds these gradients to
+// .grad. The edges only make a leaf wait for this node, so that the leaf's callbacks run once, when all uses of the
+// leaf have contributed.
 class CheckpointNode final : public Node {
  public:
   using Fn = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
@@ -44,7 +45,8 @@ class CheckpointNode final : public Node {
     }
     return outputs;
   }
-  // A leaf that fn reads by itself gets its gradient in .grad, from where grad() does not return it.
+  // The gradient of a leaf that fn captures is accumulated into .grad. grad() cannot return it, so requesting
+  // it is an error.
   std::vector<bool> leads_to(const std::vector<bool>& requested_edges, const std::vector<int>&) const override {
     for (size_t i = n_inputs_; i < requested_edges.size(); ++i)
       if (requested_edges[i])
@@ -70,7 +72,7 @@ class CheckpointNode final : public Node {
     for (const SavedTensor& saved : inputs_) {
       const Tensor& input = saved.get("checkpoint", {});
       Tensor copy = input.defined() ? input.detach() : input;
-      if (input.defined() && input.requires_grad()) copy.impl()->requires_grad = true;  // a leaf here, but no parameter
+      if (input.defined() && input.requires_grad()) copy.impl()->requires_grad = true;  // a leaf of the inner tape
       inputs.push_back(copy);
     }
     std::vector<Tensor> outputs;
@@ -92,17 +94,17 @@ class CheckpointNode final : public Node {
       }
     if (roots.empty()) return;
     if (backward_returns_gradients()) return differentiate(roots, seeds, inputs, grads_in);
-    // Parameters that fn uses are leaves of the inner tape and accumulate directly.
+    // Parameters that fn captures are leaves of the inner tape, so this adds to their .grad directly.
     autograd::backward(roots, seeds, false, false, {});
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!inputs[i].defined() || !inputs[i].grad().defined()) continue;
       grads_in[i] = inputs[i].grad();
-      grads_in[i].storage().set_purpose(Purpose::kWorkspace);  // no .grad that a user sees
+      grads_in[i].storage().set_purpose(Purpose::kWorkspace);  // a user does not see this .grad
     }
   }
 
  private:
-  // In a grad(): leaves that fn reads by itself get nothing.
+  // In a grad(): computes gradients of the inputs only. Leaves that fn captures get none.
   static void differentiate(std::span<const Tensor> roots, std::span<const Tensor> seeds,
                             std::span<const Tensor> inputs, std::span<Tensor> grads_in) {
     std::vector<Tensor> requested;
@@ -114,9 +116,9 @@ class CheckpointNode final : public Node {
   }
 
   Fn fn_;
-  std::vector<SavedTensor> inputs_, leaves_;  // of fn; that it reads by itself
-  std::vector<GeneratorState> generators_;    // that fn used, as they were before
-  CollectiveLog collectives_;                 // that fn has made
+  std::vector<SavedTensor> inputs_, leaves_;  // fn's inputs; the leaves that it captures
+  std::vector<GeneratorState> generators_;    // those that fn used, as they were before the first run
+  CollectiveLog collectives_;                 // those of the first run
   std::optional<DType> autocast_;
   bool released_ = false;
   size_t n_inputs_ = 0;

@@ -35,7 +35,7 @@ Worst kind_of(double value) {
 
 const char* describe(Worst worst) { return worst == Worst::kNaN ? "a NaN" : "an infinity"; }
 
-// Row-major and on its own, so that it can be read.
+// Returns the tensor contiguous and in host memory, with detection, tape and recording off.
 Tensor readable(const Tensor& tensor) {
   const autograd::DetectAnomaly off(false);
   static_cast<void>(tensor.storage());  // runs what is only recorded
@@ -44,7 +44,7 @@ Tensor readable(const Tensor& tensor) {
   return tensor.contiguous().to(kCPU);
 }
 
-// Where the first value of this kind stands.
+// The index of the first value of this kind, as text.
 std::string first_of(const Tensor& tensor, Worst kind) {
   const Tensor dense = readable(tensor);
   int64_t at = 0;

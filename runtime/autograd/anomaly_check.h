@@ -11,15 +11,15 @@
 namespace rondo::anomaly {
 
 // Read on every call, so not behind a function.
-extern constinit thread_local bool in_scope;   // of a DetectAnomaly
-extern constinit thread_local bool detecting;  // ... and not inside of what is checked as a whole
+extern constinit thread_local bool in_scope;   // inside of a DetectAnomaly
+extern constinit thread_local bool detecting;  // ... and not inside of an op that is checked as a whole
 
 // The worst value that a tensor holds.
 enum class Worst : uint8_t { kFinite, kInfinity, kNaN };
 Worst worst_of(const Tensor& tensor);  // kFinite for integers and undefined tensors
 
-// Collects operands, then checks what is computed from them. Detection is off while it lives: the ops that one op
-// consists of are not checked one by one.
+// Collects operands, then checks what is computed from them. Detection is off while it exists: ops that run inside of
+// the checked op are not checked one by one.
 class Check {
  public:
   Check() : outer_(std::exchange(detecting, false)) {}
@@ -40,7 +40,8 @@ class Check {
   std::string operands_;  // those that are not finite
 };
 
-// Runs a call of `op` and checks its results. `run` writes them; in place, outputs are the operand that it overwrites.
+// Runs a call of `op` and checks its results. `run` writes them. For an in-place call, `outputs` holds the operand that
+// the call overwrites.
 void checked_call(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                   std::span<const Tensor> outputs, absl::FunctionRef<void()> run);
 

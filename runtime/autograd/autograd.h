@@ -1,5 +1,5 @@
-// Gradients: backward() and grad() over the tape of nodes (node.h) that calls have left. Nodes run in reverse order of
-// creation, so gradients are summed in a fixed order.
+// Gradients: backward() and grad() over the tape, the graph of nodes (node.h) that differentiable calls have made.
+// Nodes run in reverse order of creation, so gradients are summed in a fixed order.
 //
 //   {
 //     NoGrad off;                                   // nothing is recorded in this scope
@@ -37,12 +37,12 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
 
 // Activation checkpointing: runs fn without saving tensors, and runs it again during backward. Both runs draw the same
 // random numbers, from whatever generators fn uses on this thread; the second run leaves each generator as it found it.
-// Collectives (ops::all_reduce_sum) are made once: the checkpoint keeps their sums for the second run. fn must not have
+// Collectives (ops::all_reduce_sum) run once: the checkpoint keeps their sums for the second run. fn must not have
 // other side effects. While a region is recorded, fn is simply part of it.
 //
-// fn may read leaves, such as parameters, by itself: backward() adds to their .grad, and grad() of them is an Error. A
-// tensor with a history from outside has to be one of `inputs`: Error if fn reads another one. create_graph does not
-// reach through a checkpoint.
+// fn may capture leaves, such as parameters: backward() adds to their .grad, and grad() with respect to them is an
+// Error. Any other tensor that requires grad and was computed outside of fn must be one of `inputs`; it is an Error if
+// fn captures it. create_graph through a checkpoint is an Error.
 std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
                                std::span<const Tensor> inputs);
 

@@ -22,7 +22,7 @@ namespace rondo::autograd {
 namespace {
 
 class Backward;
-thread_local Backward* innermost = nullptr;  // of those that run
+thread_local Backward* innermost = nullptr;  // the innermost of those that run on this thread
 
 // One run of the tape.
 class Backward {
@@ -42,7 +42,7 @@ class Backward {
   }
   const Node* running() const { return running_; }
   bool returns_gradients() const { return captured_; }
-  // A contribution to the leaf's gradient is not part of this backward's sum.
+  // Notes that a contribution to the leaf's gradient has been delivered, so this backward's sum lacks it.
   void note_partial_delivery(const Node& leaf) {
     if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end())
       task->second.partly_delivered = true;
@@ -134,7 +134,8 @@ class Backward {
         if (runs && is_leaf_node(*node)) leaf_completed(*node, true);
       }
       grads.clear();
-      // Before gradients are passed on: what the node has saved may be one of them, and may then be written over.
+      // Before gradients are passed on: one of them may be a tensor that the node has saved, and may
+      // be overwritten after that.
       if (!retain_graph_ && needed && any) node->release_saved();
       for (size_t i = 0; i < node->edges.size(); ++i) {
         if (!node->edges[i].node) continue;
@@ -154,11 +155,11 @@ class Backward {
   struct Task {
     std::vector<Tensor> grads;
     int waiting = 0;
-    bool added_in_place = false;  // a leaf's: LeafGrad::added
-    // A leaf's: a contribution went to .grad or to its GradientParts, and is not in `grads`.
+    bool added_in_place = false;  // leaves only: LeafGrad::added
+    // Leaves only: a contribution went to .grad or to GradientParts, and is not in `grads`.
     bool partly_delivered = false;
-    bool completed = false;  // a leaf's: Note [Early leaf gradients]
-    bool counted = false;    // its edges are in `waiting` of what they lead to
+    bool completed = false;  // leaves only: Note [Early leaf gradients]
+    bool counted = false;    // its edges are counted in `waiting` of the nodes that they lead to
   };
   struct LaterFirst {
     bool operator()(const Node* a, const Node* b) const {
@@ -166,16 +167,16 @@ class Backward {
     }
   };
 
-  // The leaf's gradient of this backward is in .grad; `added`: a contribution was added just now. Whoever waits for the
-  // leaf hears of it now, or when an outer backward, in which this one runs (activation_checkpoint.cc), has added its
-  // own.
+  // Called when this backward's gradient of the leaf is in .grad. `added`: a contribution was added just now. Runs the
+  // leaf's callbacks, unless this backward runs inside of another one (activation_checkpoint.cc) that will contribute
+  // to the leaf: then the outer backward runs them.
   void leaf_completed(Node& leaf, bool added) {
     if (Backward* const outer = outer_that_waits_for(leaf); outer == nullptr) return run_accumulated_callbacks(leaf);
     else outer->tasks_.find(&leaf)->second.partly_delivered = true;
     if (added) notify_part_added(leaf);
   }
-  // Hooks see whole gradients: what this backward brings for a leaf with hooks joins the sum of an outer one that has
-  // more for it.
+  // Hooks see whole gradients. So for a leaf with hooks, this backward's gradient is added to the sum of an outer
+  // backward that has more contributions. Returns false, and does nothing, if there is no such leaf or outer backward.
   bool give_to_outer(Node& leaf, Tensor& grad) {
     Backward* const outer = has_hooks(leaf) ? outer_that_waits_for(leaf) : nullptr;
     if (outer == nullptr) return false;
@@ -213,7 +214,7 @@ class Backward {
       total = total + grad;
     }
   }
-  // The gradient that has arrived at `edge` so far, moved out.
+  // Moves out the gradient that has arrived at `edge` so far.
   Tensor take(const Edge& edge) {
     Task& task = tasks_[edge.node.get()];
     task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
@@ -239,7 +240,7 @@ class Backward {
     }
   }
 
-  // A root may be a gradient of which nothing that is captured depends.
+  // Drops the gradients of outputs on which no captured gradient depends. A root may be such an output.
   void drop_unrequested(const Node* node, std::span<Tensor> grads) const {
     if (!leads_.contains(node)) return;
     for (size_t i = 0; i < grads.size(); ++i)
@@ -256,7 +257,7 @@ class Backward {
       for (auto [output, index] : at->second) outputs.push_back(output);
     return outputs;
   }
-  // A captured gradient is the one of this edge, or is computed from it.
+  // True if the gradient of this edge, or one that is computed from it, is captured.
   bool is_requested(const Edge& edge) const {
     return edge.node != nullptr && is_requested(target(edge).node.get(), target(edge).output);
   }
@@ -267,7 +268,7 @@ class Backward {
     const auto at = leads_.find(node);
     return at == leads_.end() ? needed_.contains(node) : at->second[static_cast<size_t>(output)];
   }
-  // A node that runs its hooks itself captures by one more hook.
+  // For a node that runs its hooks itself: captures gradients by one more hook.
   static constexpr int64_t kCapture = -1;
   static void watch(Node& node, std::span<const std::pair<int, size_t>> outputs, std::vector<Tensor>& captured) {
     for (auto [output, index] : outputs)
@@ -279,7 +280,7 @@ class Backward {
   static void unwatch(Node& node, std::span<const std::pair<int, size_t>> outputs) {
     const auto is_capture = [](const Hook& hook) { return hook.id == kCapture; };
     for (Node::OutputExtras& extra : node.extras) std::erase_if(extra.hooks, is_capture);
-    for (auto [output, index] : outputs) std::erase_if(node.extras_of(output).hooks, is_capture);  // replaced meanwhile
+    for (auto [output, index] : outputs) std::erase_if(node.extras_of(output).hooks, is_capture);  // if it was replaced
   }
 
   // Finds the nodes from which a captured edge can be reached. No other node runs.
@@ -309,7 +310,7 @@ class Backward {
   }
 
   bool retain_graph_;
-  bool captured_ = false;  // a grad()
+  bool captured_ = false;  // true in a grad()
   Backward* outer_ = nullptr;
   const Node* running_ = nullptr;
   GradMode mode_;
@@ -321,7 +322,8 @@ class Backward {
   HashMap<const Node*, std::vector<bool>> leads_;  // Node::leads_to
 };
 
-// Returns the gradient of the root, if there is one root and its gradient was not given: 1.
+// Gives each root its gradient. Returns the root's gradient, which is 1, if there is one root and `grads` does not have
+// its gradient; otherwise an undefined tensor.
 Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads,
                   std::source_location where) {
   if (grads.size() > roots.size())
@@ -365,7 +367,7 @@ Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const 
 }
 
 thread_local Node* rows_of = nullptr;
-thread_local GradientParts* rows_to = nullptr;  // null: those of rows_of
+thread_local GradientParts* rows_to = nullptr;  // null: the GradientParts of rows_of
 
 }  // namespace
 
@@ -390,7 +392,7 @@ bool offer_rows(const LeafGrad& to, const Tensor& rows, const Tensor& indices) {
   return offer_rows(rows, indices);
 }
 
-// Rules also run where they are traced, or replayed; then the running node is not that of the rule.
+// A rule may also run while it is traced or replayed. The running node is then not the rule's, and there is no home.
 Tensor home_of_operand(int i) {
   const Node* const node = node_of_rule();
   if (node == nullptr || innermost == nullptr || innermost->running() != node || active_recorder() != nullptr)

@@ -6,7 +6,7 @@
 
 namespace rondo::autograd {
 
-// Whether the backward that runs a node is a grad(), which adds nothing to .grad.
+// True if the running backward is a grad(), which adds nothing to .grad.
 bool backward_returns_gradients();
 
 // For an op's gradient rule: the home (GradientHome) of the leaf that is operand `i`, if the rule makes the leaf's
@@ -18,24 +18,25 @@ Tensor home_of_operand(int i);
 // (compile/plan/seams.h). The leaf's node then runs at once, not after this node: hooks, .grad, callbacks. Callbacks
 // may update the leaf, so this node must not read the leaf any more. An exception from them ends the backward.
 //
-// True if `to` is a leaf, and somebody waits for its gradient (on_accumulated).
+// True if `to` is a leaf whose gradient has callbacks (on_accumulated).
 bool is_awaited(const LeafGrad& to);
 // Completes the leaf's gradient. `grad`: the running node's contribution; undefined if it was added in place
-// (`to.added`) or taken in parts. Returns false if `to` is no leaf that waits for this contribution alone; the node
+// (`to.added`) or taken in parts. Returns false if `to` is not a leaf, or waits for other contributions, too; the node
 // then returns the gradient as usual.
 bool complete_leaf(const LeafGrad& to, Tensor& grad);
 // For a node that makes several contributions to a leaf: true if it may give them in parts (Note [Gradients in
 // parts] in accumulate_node.h).
 bool comes_in_parts(const LeafGrad& to);
-// Gives a part: a contribution is made, and more will follow. `total`: the sum so far; moved to .grad if the leaf's
-// GradientParts wants it.
+// Gives a part, when a contribution is made and more will follow. `total`: the sum so far, which is moved to .grad if
+// the leaf's GradientParts wants it.
 void give_part(const LeafGrad& to, Tensor& total);
 // Offers rows instead of a dense gradient. Returns true if the leaf's GradientParts took them.
 bool offer_rows(const LeafGrad& to, const Tensor& rows, const Tensor& indices);
 
 // The same offer, for the gradient rule of an op that reads rows of its operand 0.
 bool offer_rows(const Tensor& rows, const Tensor& indices);
-// While in scope: `leaf` is operand 0 of the running rule, and offer_rows() offers to it. Null: operand 0 is no leaf.
+// While in scope: `leaf` is operand 0 of the running rule, and offer_rows() offers rows to it. Null: operand
+// 0 is no leaf.
 class RowsOfLeaf {
  public:
   explicit RowsOfLeaf(Node* leaf);

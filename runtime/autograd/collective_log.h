@@ -1,11 +1,11 @@
-// CollectiveLog: the collectives that code has made, for code that runs twice. The other processes know of one run, so
-// the second one must send nothing (Note [Collectives are effects] in op.h).
+// CollectiveLog: records the collectives of code that runs twice. The other processes take part in the first run only,
+// so the second run sends nothing and gets the recorded sums (Note [Collectives are effects] in op.h).
 //
 //   CollectiveLog log;
 //   { CollectiveScope note(CollectiveScope::kNote, log); y = fn(x); }
 //   { CollectiveScope replay(CollectiveScope::kReplay, log); y = fn(x); }  // gets the sums of the first run
 //
-// Not thread safe; a scope is of its thread.
+// Not thread safe; a scope applies to the thread that makes it.
 #pragma once
 
 #include <cstdint>
@@ -17,35 +17,36 @@
 
 namespace rondo {
 
-// Messages in the order in which they were sent. Two runs may cut them differently (neighbours travel together, or do
-// not), so what counts is the order of the elements.
+// Messages in the order in which they were sent. Two runs may split the same elements into messages differently
+// (neighbouring collectives may be merged), so only the order of the elements counts.
 struct CollectiveLog {
   struct Message {
     int64_t communicator;
-    Tensor operand, sum;  // [n]; the operand only with `operands`
+    Tensor operand, sum;  // [n]; `operand` only if CollectiveLog::operands is set
   };
   std::vector<Message> messages;
-  std::exception_ptr error;  // of the call after these; null: none failed
-  bool operands = false;     // set by the caller before the run: what was sent is kept, too
+  std::exception_ptr error;  // of the call after these messages; null: none failed
+  bool operands = false;     // set by the caller before the run: operands are kept, too
 };
 
 // Reads a log from its beginning.
 class CollectiveReader {
  public:
   explicit CollectiveReader(const CollectiveLog& log) : log_(&log) {}
-  // Gives at most `n` of the elements that come next; they lie in one message. Nothing is left: an empty message.
-  // Throws Error if the next message is of another communicator or dtype.
+  // Returns at most `n` of the next elements, all from one message; undefined tensors if none is left. Throws Error if
+  // the next message is of another communicator or dtype.
   CollectiveLog::Message next(int64_t communicator, DType dtype, int64_t n);
   const std::exception_ptr& error() const { return log_->error; }
 
  private:
   const CollectiveLog* log_;
   size_t message_ = 0;
-  int64_t element_ = 0;  // of the message
+  int64_t element_ = 0;  // the next element of that message
 };
 
-// kNote: collectives of this thread go into the log. kReplay: they get the log's sums, in order, or the error that
-// ended it; only what comes after is sent. Scopes nest: what the inner one does not have, the outer one may.
+// kNote: runs the collectives of this thread and records them in the log. kReplay: gives them the log's sums, in order,
+// or the error that ended the log; a collective beyond the log's end is sent. kReplayOnly: a collective beyond the
+// log's end is an Error. Scopes nest: what an inner scope has to send goes through the outer one.
 class CollectiveScope {
  public:
   enum Mode : uint8_t { kNote, kReplay, kReplayOnly };
@@ -54,7 +55,7 @@ class CollectiveScope {
   CollectiveScope(const CollectiveScope&) = delete;
   CollectiveScope& operator=(const CollectiveScope&) = delete;
 
-  // Communicator::all_reduce_sum() on a dense tensor, by the scopes of this thread.
+  // Communicator::all_reduce_sum() on a dense tensor, through the scopes of this thread.
   static void all_reduce_sum(int64_t communicator, const Tensor& tensor);
 
  private:

@@ -17,28 +17,29 @@ bool overlaps_itself(const Tensor& tensor);
 // Rondo's own.
 bool is_only_holder(const Tensor& tensor);
 
-// True if another gradient may be added to `gradient`, which is on its way down the tape, in place. False under
+// True if another gradient may be added in place to `gradient`, which has not reached its leaf yet. False under
 // create_graph and while a region is recorded: both need the old value.
 bool may_overwrite(const Tensor& gradient);
 
-// True if slices may be added to `gradient`, which is on its way down the tape, in place. As may_overwrite(), and under
-// create_graph, too: the write gets a history of its own, and nobody has saved the old value.
+// True if slices may be added in place to `gradient`, which has not reached its leaf yet. As may_overwrite(), but also
+// true under create_graph: the write gets a history of its own, and nobody has saved the old value.
 bool may_add_slices_in_place(const Tensor& gradient);
 
 // True if `gradient` may become a leaf's .grad as it is. Otherwise .grad gets a dense copy, so that neither another
 // leaf's .grad, nor the caller's tensor, nor a hook's tensor shares its memory.
 bool may_become_grad(const Tensor& gradient);
 
-// `gradient`, or a copy if it is some leaf's .grad: backward() adds to .grad in place, and a gradient that is still on
-// its way must not change with it. For gradients that come from the user.
+// Returns `gradient`, or a copy if it is the .grad of a leaf: backward() adds to .grad in place, and that must not
+// change a gradient that is still on the tape. For gradients that come from the user.
 Tensor apart_from_grads(Tensor gradient);
 
 // True if a gradient rule may write its result over `saved`, a tensor that its node saved. Only the last backward
 // through a node may do so: release_saved() follows it.
 bool may_overwrite_saved(const Tensor& saved);
 
-// While in scope, `one` is the gradient with which a backward from a single root begins: known to be 1 without a look
-// at the device. It is held, so no other tensor has its address. Undefined: none is.
+// While in scope, `one` is the initial gradient of a backward from a single root. Its value is known to be 1 without
+// reading it from the device. The handle is kept, so no other tensor gets its address. Undefined: no gradient is known
+// to be 1.
 class KnownOne {
  public:
   explicit KnownOne(Tensor one);
@@ -50,7 +51,7 @@ class KnownOne {
   Tensor previous_;
   uint32_t previous_version_;
 };
-// True if nobody has written to it since.
+// True if `gradient` is the tensor of the innermost KnownOne, and nobody has written to it since.
 bool is_known_one(const Tensor& gradient);
 
 // While in scope: whether the running node's backward() is the last to read what the node saved.

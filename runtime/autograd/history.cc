@@ -12,7 +12,7 @@
 namespace rondo {
 
 // The user's handle is not kept: a later write in place may give it a history that leads to this node, and the two
-// would own each other. A parameter's history never changes.
+// would own each other. A parameter's history never changes, so its handle is kept.
 SavedTensor::SavedTensor(const Tensor& tensor, bool is_output, std::source_location where) {
   if (!tensor.defined()) return;
   settle_history(tensor, where);
@@ -23,7 +23,7 @@ SavedTensor::SavedTensor(const Tensor& tensor, bool is_output, std::source_locat
     return;
   }
   tensor_ = tensor.detach();
-  // Devices always count what they hold, for the message when memory is exhausted.
+  // Memory of devices always gets its purpose, for the message when memory is exhausted.
   if ((memory::recording() || !(tensor_.impl()->device == kCPU)) && tensor_.storage() &&
       tensor_.storage().purpose() == Purpose::kWorkspace)
     tensor_.storage().set_purpose(Purpose::kActivations);
@@ -66,7 +66,7 @@ void change_history(AutogradMeta& meta, std::shared_ptr<Node> node, int output) 
   meta.output = output;
 }
 
-// The two nodes below move gradients by hand: a second derivative would miss them.
+// The two nodes below write gradients in ways that the tape does not see: a second derivative would be wrong.
 void refuse_second_derivative() {
   if (grad_enabled())
     throw Error(
@@ -153,7 +153,7 @@ constexpr const char* kStaleNoGradView =
     "a view made under no_grad is read with gradients on, after its base was overwritten; take the view with gradients "
     "on, or detach() it";
 
-// As Tensor::requires_grad(), for a view whose base was overwritten.
+// True if `tensor` is a view made under no_grad, its base was overwritten since, and the base requires grad.
 bool is_stale_no_grad_view(const Tensor& tensor) {
   const AutogradMeta* meta = tensor.impl()->autograd.get();
   return meta != nullptr && meta->no_grad_view && meta->base.defined() && meta->view_version != tensor.version() &&
@@ -221,8 +221,8 @@ void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output, std::so
 void mark_view(Tensor& view, const Tensor& base, bool under_no_grad) {
   const AutogradMeta* base_meta = base.impl()->autograd.get();
   const bool of_view = base_meta != nullptr && base_meta->base.defined();
-  // Views that a gradient rule makes of gradients stay inside the rule. Recording the base would only keep
-  // its memory shared.
+  // Views that a gradient rule makes of gradients stay inside the rule. Keeping their base would only add a
+  // holder of its memory.
   if (node_of_rule() != nullptr && under_no_grad && !of_view && !base.requires_grad()) return;
   AutogradMeta& meta = meta_of(view);
   meta.base = of_view ? base_meta->base : base;

@@ -36,16 +36,16 @@ namespace autograd {
 
 // The edge along which the gradient of `tensor` flows; empty if it needs none. Throws Error for a view made under
 // no_grad whose base was overwritten since (Note [Views]). Inside a compiled region, a graph break if `tensor` is the
-// result of an op there.
+// result of an op of the region.
 Edge gradient_edge(const Tensor& tensor, std::source_location where = std::source_location::current());
 // Makes `tensor`, of a floating dtype, output `output` of `node`. What was computed from it before keeps its own
-// history. Inside a compiled region, a graph break if an op there has made or read `tensor`.
+// history. Inside a compiled region, a graph break if an op of the region has made or read `tensor`.
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output,
                  std::source_location where = std::source_location::current());
 
 // ---- For the runtime
 
-// set_history(), for a tensor that no recording knows.
+// As set_history(), for a tensor that no recording has made or read.
 void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
 // As put_history(), for a tensor that `node` has overwritten: if it is a view, its base gets a new history, too.
 void put_history_of_write(Tensor& target, std::shared_ptr<Node> node);
@@ -57,7 +57,7 @@ void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, 
 void check_operand(const OpDef& op, const Tensor& input, std::source_location where);
 // Makes `base` (or base's own base) the base of `view`: Note [Views]. `under_no_grad`: the view was made under no_grad.
 void mark_view(Tensor& view, const Tensor& base, bool under_no_grad);
-// For a view that is only recorded, and gets its base when its region has run.
+// Marks a view that was made under no_grad and is only recorded. It gets its base when its region has run.
 void mark_no_grad_view(Tensor& view);
 bool is_no_grad_view(const Tensor& tensor);
 

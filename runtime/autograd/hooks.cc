@@ -6,7 +6,7 @@
 
 namespace rondo::autograd {
 
-// Hooks may remove themselves, or add others, while they run, so this is a copy of the list.
+// Hooks may remove themselves, or add others, while they run, so `hooks` is a copy of the list.
 void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
   for (const Hook& hook : hooks) {
     Tensor replaced = hook.fn(grad);

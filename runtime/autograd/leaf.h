@@ -1,5 +1,5 @@
-// Callbacks on the gradient of a leaf, and claims to it: which averager may change it, and which optimizer may
-// use it up.
+// Callbacks on the gradient of a leaf, and claims to it: which averager may overwrite it, and which
+// optimizer may free it.
 #pragma once
 
 #include <functional>
@@ -10,18 +10,18 @@
 namespace rondo::autograd {
 
 // Calls fn at the end of each accumulation into leaf.grad(), from within backward(). Returns an id for
-// remove_on_accumulated. fn may add others, which run from the next backward on, and remove itself or others. Throws
-// Error if fn is empty, or unless `leaf` is a leaf that requires grad.
+// remove_on_accumulated. fn may add other callbacks, which run from the next backward on, and remove itself or others.
+// Throws Error if fn is empty, or unless `leaf` is a leaf that requires grad.
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn);
 void remove_on_accumulated(const Tensor& leaf, int64_t id);
 
-// A claim has one owner at a time: a second one would see only what the first has left. `who` names the owner in
+// A claim has one owner at a time: a second owner would see only what the first has left. `who` names the owner in
 // messages and must outlive the claim. claim_gradient throws Error if the claim has an owner, or if `leaf` is not a
 // leaf that requires grad.
 void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener = nullptr);
 void unclaim_gradient(const Tensor& leaf, GradientClaim claim);
 const char* gradient_claim(const Tensor& leaf, GradientClaim claim);  // the owner; null if there is none
-UpdateListener* update_listener(const Tensor& leaf);                  // of the averager; null if it has none
+UpdateListener* update_listener(const Tensor& leaf);                  // the averager's; null if there is none
 
 }  // namespace rondo::autograd
 #pragma GCC visibility pop

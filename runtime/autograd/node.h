@@ -37,7 +37,7 @@ enum class GradientClaim : uint8_t { kAverager, kOptimizer };
 // Tells the averager about updates of the leaf (optim/update_facts.h).
 class UpdateListener;
 
-// A leaf's .grad. Tape and tensor share it, so that backward can fill it after the tensor handle is gone.
+// The .grad of a tensor. Tape and tensor share the slot, so that backward can fill it after the tensor handle is gone.
 struct GradSlot {
   Tensor grad;
   // The rest is for leaves only.
@@ -81,8 +81,9 @@ class Node {
     (void)leaf_grads;
     backward(grads_out, grads_in);
   }
-  // For a node that stands for several ops. Returns for each output whether its gradient flows to a requested edge, or
-  // to one of `outputs`. An empty result: the gradient of each output flows to every edge.
+  // For a node that stands for several ops. Returns for each output whether its gradient contributes to a requested
+  // edge, or to the gradient of one of the node's own outputs that are listed in `outputs` (inside of the node one
+  // output may be computed from another). An empty result: every output contributes to every edge.
   virtual std::vector<bool> leads_to(const std::vector<bool>& requested_edges, const std::vector<int>& outputs) const {
     (void)requested_edges, (void)outputs;
     return {};

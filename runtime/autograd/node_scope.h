@@ -1,5 +1,5 @@
-// What this thread does with a node: it runs the gradient rule of the node's op (RuleScope), needs only some of the
-// node's gradients (RequestedGradients), or makes nodes that replace it (ReplacementScope).
+// Scopes in which this thread works on a node: it runs the gradient rule of the node's op (RuleScope), computes only
+// some of the node's gradients (RequestedGradients), or makes the nodes that replace it (ReplacementScope).
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@ class Node;
 
 namespace rondo::autograd {
 
-// The node whose op's gradient rule runs on this thread; null: none does.
+// The node whose gradient rule runs on this thread; null: no rule runs.
 const Node* node_of_rule();
 // While in scope: the gradient rule of `node`'s op runs.
 class RuleScope {
@@ -30,7 +30,7 @@ class RequestedGradients {
   // `edges`: by edge, whether its gradient, or one that is computed from it, is requested. `outputs`: the outputs whose
   // own gradient is requested.
   RequestedGradients(std::vector<bool> edges, std::vector<int> outputs);
-  // backward() requests all gradients.
+  // Requests all gradients, as backward() does.
   RequestedGradients();
   ~RequestedGradients();
   RequestedGradients(const RequestedGradients&) = delete;

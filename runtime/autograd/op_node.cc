@@ -27,7 +27,7 @@ class OpNode final : public Node {
       const Tensor& input = *inputs[i];
       InputMeta& meta = metas_.emplace_back();
       if (!input.defined()) continue;
-      // Field by field: a processor that reads 16 bytes right after they were written one by one has to wait.
+      // Field by field, not as one struct: a 16-byte load right after the narrower stores would stall the processor.
       meta.dtype = input.dtype();
       meta.sizes = input.sizes();
       if (input.requires_grad() && is_floating(input.dtype())) {

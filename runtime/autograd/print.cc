@@ -92,7 +92,7 @@ class Printer {
     return std::string(width_ - std::min(width_, text.size()), ' ') + text;
   }
 
-  // "[...]" of what lies from `dim` on; `indent` is the column of its bracket.
+  // The text "[...]" of dimension `dim` and those inside of it. `indent`: the column of its opening bracket.
   std::string list(int dim, int64_t offset, size_t indent) const {
     const bool innermost = dim == sizes_.rank() - 1;
     const size_t per_line = std::max<size_t>(1, (kLineWidth - std::min(indent, kLineWidth)) / (width_ + 2));
@@ -128,12 +128,12 @@ class Printer {
 
 std::string Tensor::to_string(std::source_location where) const try {
   if (!defined()) return "tensor(undefined)";
-  const FloatingPointScope floating_point;             // text rounds as the thread does
+  const FloatingPointScope floating_point;             // formatting depends on the rounding mode
   if (numel() > 0) static_cast<void>(storage(where));  // a graph break with the caller's line
   std::string text = absl::StrCat(kPrefix, Printer(host_copy("to_string", dtype(), where)).values());
   std::vector<std::string> more;
   const bool empty = numel() == 0;
-  // Elsewhere the brackets show the shape.
+  // In all other cases the nesting of the brackets already shows the shape.
   if ((empty && rank() > 1) || numel() > kThreshold) more.push_back("size=" + rondo::to_string(sizes()));
   if (dtype() != kF32 && (empty || (dtype() != kI64 && dtype() != kBool)))
     more.push_back("dtype=" + std::string(name_of(dtype())));

@@ -1,5 +1,5 @@
-// What Tensor does that knows the tape: the life of a handle, its values for the host, its gradient. The last two may
-// run a recording first.
+// Members of Tensor that know the tape: allocation of handles, access to values from the host, gradients. The last two
+// may run a recording first.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/runtime/autograd/autograd.h"
@@ -14,7 +14,7 @@
 
 namespace rondo {
 
-// ---- The life of a handle, in one file: it is made and freed at every op
+// ---- Allocation and release of handles, in one file because every op makes and frees one
 
 namespace {
 
@@ -56,7 +56,7 @@ TensorImpl::TensorImpl() = default;
 TensorImpl::~TensorImpl() = default;
 
 void intrusive_release(TensorImpl* impl) noexcept {
-  // The last holder need not lock the bus to know that it is.
+  // The last holder sees without an atomic subtraction that it is the last one.
   if (impl->refs.load(std::memory_order_acquire) == 1 || impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
     delete impl;
 }
@@ -69,12 +69,12 @@ void settle(const TensorImpl* impl, std::source_location where = std::source_loc
   if (!impl->storage) [[unlikely]]
     throw_op_error("data", "the tensor has no value: an error in the compiled region that made it came first", where);
 }
-// The tensor's history must be its last one: what waits for its gradient stays there.
+// Brings the tensor's history up to date before a hook or a retained gradient is attached to it.
 void settle_gradient(const Tensor& tensor, std::source_location where) {
   const TensorImpl* impl = tensor.impl();
   if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, where);
   if (impl->autograd == nullptr || !impl->autograd->base.defined() || impl->autograd->no_grad_view) return;
-  if (impl->storage) before_read(impl->storage, where);  // a pending write ends this history
+  if (impl->storage) before_read(impl->storage, where);  // a pending write would replace this history
   autograd::gradient_edge(tensor);
 }
 }  // namespace
@@ -85,7 +85,7 @@ const Storage& Tensor::storage(std::source_location where) const {
   return impl_->storage;
 }
 namespace {
-// Host code is about to use the tensor's address.
+// Throws Error if host code cannot use addresses of this device.
 void require_host_memory(Device device, std::source_location where) {
   if (!has_host_memory(device)) [[unlikely]]
     throw_op_error("data",
@@ -135,7 +135,7 @@ Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where
   NoGrad off;
   RecorderScope run(nullptr);
   const memory::Cause cause("", op, where);
-  const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
+  const autograd::DetectAnomaly unchecked(false);  // it is no error to read a NaN
   return contiguous(where).to(kCPU, where).to(dtype, where);
 }
 Tensor Tensor::one_element(DType dtype, std::source_location where) const {
@@ -253,7 +253,7 @@ void Tensor::backward(const Tensor& grad, bool retain_graph, bool create_graph, 
 Tensor Tensor::detach(std::source_location where) const {
   checked("detach", where);
   if (impl_->recorder != nullptr && impl_->recorder == active_recorder()) {
-    // The same data under no_grad, as the recording knows it.
+    // Records a view of all of the tensor, under no_grad.
     Dims order;
     for (int d = 0; d < rank(); ++d) order.push_back(d);
     Tensor same = no_grad([&] { return permute(order, where); });

@@ -9,20 +9,21 @@
 // Text, ids and the assistant's mask equal those of transformers 5.23: apply_chat_template(..., return_dict=True,
 // return_assistant_tokens_mask=True). Two differences are on purpose: a {% generation %} block that begins or ends in
 // text which becomes no token is an Error (the reference then trains on the wrong tokens), and one that ends in the
-// very first token carries loss on that token only. Templates are Jinja; what runs of it is in jinja/template.h. A
-// template that cannot run is a TemplateError.
+// very first token carries loss on that token only. Templates are written in Jinja; jinja/template.h says which part of
+// it is supported. A template that needs more is a TemplateError.
 //
-// Templates are code of strangers. A render takes at most 20 million steps of work, 128 MiB of memory and 256 KiB of
-// the calling thread's stack, or less of it where the thread has less (48 KiB stay free); more is a TemplateError.
-// Published templates take about 1% of the steps for 1 MB in 100 messages, and less than 25% for 1 MB in 10,000.
+// Templates are untrusted code. A render may use at most 20 million steps of work, 128 MiB of memory and 256 KiB of the
+// calling thread's stack; less stack if the thread has less left, so that 48 KiB stay free. Exceeding a limit is a
+// TemplateError. Published templates use about 1% of the steps for 1 MB of text in 100 messages, and less than 25% for
+// 1 MB in 10,000 messages.
 //
 // Each call parses the template, which takes 0.02 to 0.2 ms. data::ChatEncoder (data/chat_template.h) parses it once.
 //
-// A conversation is JSON: an array of messages, or an object with "messages", and if they are there "tools",
+// A conversation is JSON: an array of messages, or an object with "messages" and, optionally, "tools" and
 // "documents" (arrays) and "chat_template_kwargs" (an object: further variables of the template, such as
-// enable_thinking). Other fields of the object are ignored. A message is an object; the template decides which fields
-// it may have. Fields that are null are left out, and reasoning is found under "reasoning_content", "thinking" and
-// "reasoning", as in transformers.
+// enable_thinking). Other fields of the object are ignored. A message is an object; the template decides which
+// fields it may have. Fields that are null are left out, and reasoning is found under "reasoning_content",
+// "thinking" and "reasoning", as in transformers.
 //
 // Thread safety: everything here may be called from several threads at once.
 #pragma once
@@ -53,8 +54,8 @@ struct ChatOptions {
   std::stop_token stop = {};
 };
 
-// Throws TemplateError, Error without a template and for text that the tokenizer refuses, and FileError for JSON that
-// is no conversation.
+// Throws TemplateError. Throws Error if there is no template, if the tokenizer refuses the text, or if `conversation`
+// is not a conversation in JSON.
 EncodedChat apply_chat_template(const PreTrainedTokenizer& tokenizer, std::string_view conversation,
                                 const ChatOptions& options = {});
 // The text alone.

@@ -20,7 +20,7 @@ constexpr std::string_view kBegin = "\U000F0000", kEnd = "\U000F0001";
 
 // ---- Ordinary text that spells tokens
 
-// Finds tokens in text: the longest one at each place.
+// Finds tokens in text: the longest one at each position.
 class TokenMarker {
  public:
   explicit TokenMarker(std::vector<std::string> tokens) : tokens_(std::move(tokens)) {
@@ -217,7 +217,7 @@ void mark_assistant(ChatRenderer::Chat& chat, const ChatRenderer::Text& rendered
     counted = byte;
     return points;
   };
-  size_t passed = 0;  // tokens that end before what is looked for
+  size_t passed = 0;  // tokens that end before the code point
   // The first token that holds the code point, as the reference finds it; -1 if none does.
   const auto token_of = [&](int64_t point) {
     while (passed < chat.offsets.size() && chat.offsets[passed].end <= point) ++passed;

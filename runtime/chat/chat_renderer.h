@@ -23,14 +23,15 @@ class ChatRenderer {
   struct Text {
     std::string text;
     std::vector<std::pair<size_t, size_t>> generation;  // [begin, end) in bytes
-    // In order: parts that are never special tokens, even if they spell one, and places where the text is cut.
+    // [begin, end) in bytes, in order: text that must not become special tokens even if it spells one. An empty range
+    // only divides the text there.
     std::vector<std::pair<size_t, size_t>> ordinary;
   };
   // Renders the first `count` messages.
   Text render(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
               const std::stop_token& stop = {}) const;
   struct Chat : EncodedChat {
-    std::vector<Encoding::Offset> offsets;  // code points
+    std::vector<Encoding::Offset> offsets;  // in code points
   };
   Chat encode(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
               const std::stop_token& stop = {}) const;
@@ -38,7 +39,7 @@ class ChatRenderer {
   const PreTrainedTokenizer& tokenizer() const { return tokenizer_; }
 
  private:
-  // A template of the tokenizer's folder. If this library cannot run it, get() throws when it is needed.
+  // A template of the tokenizer's folder. If this library cannot run the template, get() throws.
   struct FolderTemplate {
     std::optional<jinja::Template> parsed{};
     std::optional<TemplateError> error{};
@@ -50,7 +51,7 @@ class ChatRenderer {
 
   const PreTrainedTokenizer& tokenizer_;
   std::optional<jinja::Template> fixed_;               // the one that the caller named or gave
-  std::optional<FolderTemplate> default_, for_tools_;  // without `fixed_`: by the conversation
+  std::optional<FolderTemplate> default_, for_tools_;  // if there is no `fixed_`: the conversation decides
 };
 
 }  // namespace rondo::text

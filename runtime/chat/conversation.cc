@@ -15,7 +15,8 @@ const Value* field(const Value& object, std::string_view name) {
   return object.is(Kind::kDict) ? object.dict().find(name) : nullptr;
 }
 
-// A message as the reference hands it to a template: without fields that are null, reasoning under two names.
+// Returns a message as the reference hands it to a template: without fields that are null, and with reasoning as both
+// "thinking" and "reasoning_content".
 Value normalized(const Value& message, const ConversationFields& names) {
   Value::Items items;
   const Value* reasoning = nullptr;
@@ -81,7 +82,7 @@ Conversation parse_conversation(std::string_view text) {
     io::JsonReader json(kName, text);
     out = read_conversation(json);
     json.finish();
-  } catch (const FileError& error) {  // there is no file
+  } catch (const FileError& error) {  // the text is not from a file
     throw Error(error.what());
   }
   if (out.messages.empty()) throw Error("the conversation has no messages");

@@ -22,7 +22,7 @@ struct ConversationFields {
 };
 // Reads an array of messages, or an object (see chat.h). Throws FileError by json.fail().
 Conversation read_conversation(io::JsonReader& json, const ConversationFields& fields = {});
-// As read_conversation(), from a text. Throws Error.
+// As read_conversation(), from a JSON text. Throws Error.
 Conversation parse_conversation(std::string_view text);
 Conversation conversation_of(const std::vector<std::pair<std::string, std::string>>& roles_and_contents);
 

@@ -11,9 +11,9 @@ namespace rondo::text {
 struct EncodedChat {
   std::string text;
   std::vector<int32_t> ids;
-  // One per id: it is part of a {% generation %} block.
+  // One per id: true if the id is part of a {% generation %} block.
   std::vector<bool> assistant;
-  // The template has {% generation %} blocks. Without them `assistant` is false for every id.
+  // True if the template has {% generation %} blocks. Without them `assistant` is false for every id.
   bool has_generation = false;
 };
 

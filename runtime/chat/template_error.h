@@ -24,7 +24,7 @@ class TemplateError : public Error {
   std::string reason_;
 };
 
-// A render that was asked to stop (ChatOptions::stop).
+// Thrown by a render that was asked to stop (ChatOptions::stop).
 class TemplateCancelled : public TemplateError {
  public:
   using TemplateError::TemplateError;

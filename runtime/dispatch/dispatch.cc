@@ -24,7 +24,7 @@
 namespace rondo {
 
 namespace {
-// While an op runs in parts: the line of its call, which errors of the parts name.
+// While the decomposition of an op runs: the line of the op's call. Errors of the decomposition's ops name this line.
 thread_local const std::source_location* call_in_parts = nullptr;
 
 const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
@@ -33,8 +33,8 @@ const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
   return backend.own_kernels(op);
 }
 
-// The one place where eager kernels are called. Those of the CPU are host code, which a device with streams runs later.
-// Those of another backend enqueue launches themselves.
+// The one place where eager kernels are called. CPU kernels are host code, which a device with streams runs later.
+// Kernels of another backend enqueue their launches themselves.
 void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
   if (backend.enqueue == nullptr || backend.kernels != kCPU.backend) [[likely]]
     return naming_op(context.op.name, context.where, [&] { kernel(context); });
@@ -48,7 +48,7 @@ Operands copies_of(std::span<const Tensor* const> inputs) {
   return copies;
 }
 
-// On a device without a kernel for the op.
+// Runs the decomposition of an op for which the device has no kernel.
 void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device device, const Attrs& attrs,
                std::span<Tensor> outputs, std::source_location where) {
   if (op.decompose == nullptr)
@@ -72,8 +72,8 @@ void run_parts(const OpDef& op, std::span<const Tensor* const> inputs, Device de
 const BackendEntry& entry_of(const OpDef& op, Device device) { return entry_of(op, backend_of(device)); }
 
 namespace {
-// As generated kernels: of the op, or of the parts of one that the device has no kernel for. False: there are none for
-// this call.
+// Runs a call as generated kernels: of the op itself, or of its decomposition if the device has no kernel for the op.
+// Returns false if there are no such kernels for this call.
 [[gnu::noinline]] bool run_generated(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                                      std::span<Tensor> outputs, std::source_location where,
                                      std::span<const Tensor> homes = {}) {
@@ -135,7 +135,7 @@ class Dispatcher {
       if (const std::optional<DType> lower = amp::autocast_dtype()) apply_autocast(*lower);
   }
 
-  // `homes`: by output, the memory that the caller wants it in, if it fits and a kernel runs.
+  // homes[i]: memory in which the caller wants output i. It is used if it fits and a kernel runs.
   void run(std::span<Tensor> outputs, std::span<const Tensor> homes = {}) {
     Recorder* const recorder = active_recorder();
     if (recorder != nullptr && recorder->append_known(op_, inputs(), attrs_, outputs, where_)) return;
@@ -175,7 +175,7 @@ class Dispatcher {
       }
     } else if (const BackendTable& backend = backend_of(device());
                backend.generates && run_generated(op_, inputs(), attrs_, outputs, where_, homes)) {
-      // No kernel of the backend's own is asked.
+      // Generated kernels have run, so none of the backend's own kernels runs.
     } else if (const KernelFn kernel = entry_of(op_, backend).kernel) {
       const memory::Cause cause("", op_.name, where_);
       for (int i = 0; i < n_; ++i)
@@ -233,8 +233,8 @@ class Dispatcher {
     settle_floats();
     autograd::check_in_place(op_, target, differentiable, where_);
     before_write(target.storage(), where_);
-    // An operand that shares the target's memory in another layout would be read after it is overwritten. One of the
-    // same layout would be overwritten before the gradient reads it.
+    // Copies operands that share the target's memory. In another layout, an operand would be read after it is
+    // overwritten. In the same layout, it would be overwritten before the gradient reads it.
     Operands copies(static_cast<size_t>(n_));
     for (int i = 1; i < n_; ++i) {
       const Tensor& input = *inputs_[i];
@@ -265,7 +265,7 @@ class Dispatcher {
   }
 
  private:
-  // A kernel knows no symbols.
+  // Kernels take plain numbers, not symbolic ones.
   void settle_floats() {
     for (size_t i = 0; i < attrs_.floats.size(); ++i) attrs_.floats[i] = static_cast<double>(attrs_.floats[i]);
   }
@@ -300,7 +300,8 @@ class Dispatcher {
     return false;
   }
 
-  // The bytes of a result can be counted; those of a view need not exist.
+  // Throws Error if the number of bytes of a result overflows. A view needs no memory, so only its number of elements
+  // must not overflow.
   void check_size(const TensorMeta& meta) const {
     int64_t numel = 1;
     bool overflows = false;
@@ -334,7 +335,7 @@ class Dispatcher {
     cast_.resize(static_cast<size_t>(n_));
     for (int i = 0; i < n_; ++i) {
       const Tensor& input = *inputs_[i];
-      // f64 is asked for by the user and never lowered.
+      // f64 is the user's explicit choice, so it is never lowered.
       if (!input.defined() || !is_floating(input.dtype()) || input.dtype() == kF64 || input.dtype() == target) continue;
       cast_[i] = active_recorder() == nullptr && is_low_precision(target) && amp::keeps_copy(input)
                      ? lowered(input, target)
@@ -343,7 +344,7 @@ class Dispatcher {
     }
   }
 
-  // A parameter's own copy, as if it had been cast here.
+  // Returns the parameter's copy in `target`, with the history that a cast here would give it.
   Tensor lowered(const Tensor& parameter, DType target) const {
     Tensor copy = amp::lowered(parameter, target);
     const Tensor* inputs[] = {&parameter};

@@ -1,4 +1,4 @@
-// Tensor's factories: those that fill memory, and those that draw, which are ops.
+// Tensor's factories: some fill memory; those that draw random numbers call ops.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/cause.h"
@@ -33,7 +33,7 @@ Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::
   const memory::Cause cause("", "empty", {});
   return Tensor::over(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
 }
-// `op` stands for it in recordings.
+// Makes a tensor filled with `value`. In a recording this is a call of `op`.
 Tensor filled(const char* factory, const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options,
               std::source_location where) {
   const FloatingPointScope floating_point;
@@ -89,7 +89,7 @@ Tensor counted(const char* factory, int64_t n, Scalar first, Scalar step, Tensor
     return call(ops::kArange, {}, std::move(attrs));
   }
   for (size_t i = 0; i < attrs.floats.size(); ++i)
-    attrs.floats[i] = attrs.floats[i].value();  // a kernel knows no symbols
+    attrs.floats[i] = attrs.floats[i].value();  // kernels take plain numbers
   Tensor result = made(factory, {n}, options, where);
   run_kernel({ops::kArange, {}, {&result, 1}, attrs, {}});
   return result;

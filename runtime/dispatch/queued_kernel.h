@@ -6,8 +6,8 @@
 
 namespace rondo {
 
-// Runs the kernel on the device's compute stream. Nothing of `context` has to live until then but the operands' memory,
-// which is freed in stream order.
+// Runs the kernel on the device's compute stream. `context` need not outlive this call. Only the operands' memory must
+// live until the kernel has run; it is freed in stream order.
 void queue_kernel(Device device, KernelFn kernel, const KernelContext& context);
 
 }  // namespace rondo

@@ -1,4 +1,4 @@
-// For a device's kernel that cannot serve a call: the op's other way.
+// Runs an op by its decomposition: for a device's kernel that cannot serve a call.
 #pragma once
 
 #include "rondo/runtime/op/op.h"

@@ -27,8 +27,8 @@ std::optional<DType> autocast_dtype();
 
 // RAII: autocast to bf16 or f16 in this scope; std::nullopt switches autocast off. A parameter is converted once per
 // version (lowered.h). On a CPU with AVX-512 bf16 is twice as fast as f32. Products of f16, and without AVX-512 of
-// bf16, compute in f32 and are rounded once: they save memory, but little time (RONDO_LOGS=perf_hints says so of f16
-// for a compiled region). Throws Error for any other dtype.
+// bf16, compute in f32 and are rounded once: they save memory, but little time. With RONDO_LOGS=perf_hints a compiled
+// region reports its f16 products. Throws Error for any other dtype.
 class Autocast {
  public:
   explicit Autocast(std::optional<DType> dtype);

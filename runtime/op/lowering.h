@@ -18,13 +18,14 @@ enum class LoopOp : uint8_t {
   kConst,   // Instr::value
   kScalar,  // run-time scalar Instr::index, rounded to the instruction's type
   kLoad,    // operand Instr::index at the current row and column
-  kPick,    // the same where a, an i64, is the index of the operand's picked axis; out of range: index 0
-  kIndex,   // i64: the place of the element that operand Instr::index describes (Operand::is_index)
+  kPick,    // as kLoad, but a (i64) is the index along the operand's picked axis; 0 if it is out of range
+  kIndex,   // i64: the element's index, as operand Instr::index describes it (Operand::is_index)
   // Random numbers of the stream and the element that operand Instr::index describes (Operand::is_random)
   kRandomKeep,    // kBool: dropout with probability a keeps the element (DropoutRule of random_state.h); with a = 1, no
-                  // element. a: f64, a run-time scalar or constant. A counter's four words go to four neighbours.
-  kRandomFirst,   // f32, uniform_from_bits() of random.h: the first word of the element's own counter
-  kRandomSecond,  // and its second word
+                  // element. a: f64, a run-time scalar or constant. The four 32-bit words of a counter
+                  // serve four neighbouring elements.
+  kRandomFirst,   // f32: uniform_from_bits() (random.h) of the first word of the element's own counter
+  kRandomSecond,  // as kRandomFirst, of the counter's second word
   // Arithmetic on f32 or f64; kAdd, kSub, kMul, kNeg and kAbs also on integers
   kAdd,
   kSub,
@@ -38,7 +39,7 @@ enum class LoopOp : uint8_t {
   kFloor,
   kExp2Int,   // 2^a for an integer-valued a in the exponent range of normal numbers: on bits, for f32,
               // (bits(a + 1.5 * 2^23) << 23) + (127 << 23); for f64 likewise with 52 and 1023
-              // So one below the range gives 0 and one above gives infinity.
+              // The integer just below the range gives 0, the one just above gives infinity.
   kExponent,  // of a positive normal a: the integer e, as a float, with a = m * 2^e, m in [1, 2)
   kMantissa,  // of a positive normal a: m
   // On integers only: a shifted by b bits, as shift_left() and shift_right() of ops/bitwise.h.
@@ -49,18 +50,19 @@ enum class LoopOp : uint8_t {
   kLe,
   kEq,
   kNe,
-  // These take truths, or the bits of integers.
+  // On bools, or on the bits of integers.
   kAnd,
   kOr,
   kXor,
   kNot,
   kSelect,  // a ? b : c
-  kCast,    // to the instruction's type; to a 16-bit float and back is how a value is rounded
+  kCast,    // to the instruction's type; a cast to a 16-bit float and back rounds a value
   // Effects and reductions
   kStore,       // operand Instr::index = a
-  kCheckIndex,  // a, an i64, is an index of the picked axis of operand Instr::index (Operand::is_check), or is reported
+  kCheckIndex,  // reports a (i64) unless it is an index of the picked axis of operand Instr::index (Operand::is_check)
   kScan,        // the sum of a over the columns up to this one, in order: f64, f32 or i64
-  // Over the columns of a row, in the order of ops/reduction_order.h. The maximum of truths is true if one is.
+  // Over the columns of a row, in the order of ops/reduction_order.h. The maximum of bools is true if any
+  // of them is true.
   kReduceSum,
   kReduceMax,
   kReduceMin,
@@ -93,21 +95,21 @@ class LoopBuilder {
   virtual LoopValue reduce(LoopOp op, LoopValue v) = 0;
   // Defines output i; rounds to its dtype.
   virtual void output(int i, LoopValue v) = 0;
-  // trait::Scan: the sum of v over the elements along the op's dimension up to the current one, in order. Builders of
-  // ops that scan nothing need not have it: throws InternalError.
+  // trait::Scan: the sum of v over the elements along the op's dimension up to the current one, in order. By default
+  // throws InternalError: only builders of ops that scan override it.
   virtual LoopValue scan(LoopValue v);
-  // The index of the current element along dimension `dim` of what the op works through, an i64. Builders of ops that
-  // ask for none need not have it: throws InternalError.
+  // The index of the current element along dimension `dim` of the op's iteration space, an i64. By default throws
+  // InternalError: only builders of ops that ask for indices override it.
   virtual LoopValue index(int dim);
   // trait::Pick: the element of input `table` where its dimension ints[0] has the index that input `index` holds.
-  // Builders of ops that pick nothing need not have it: throws InternalError.
+  // By default throws InternalError: only builders of ops that pick override it.
   virtual LoopValue pick(int table, int index);
-  // Reports an index, which input `index` holds, that is not in [0, size): the call fails as the op's own kernel does.
-  // Builders of ops that check nothing need not have it: throws InternalError.
+  // Checks the index that input `index` holds: if it is not in [0, size), the call fails as the op's own kernel does.
+  // By default throws InternalError: only builders of ops that check indices override it.
   virtual void check_index(int index, int64_t size);
   // A random number of the current element of output 0. Input `state`: Note [Random state] in random_state.h, with this
-  // increment. op: kRandomKeep, with float attribute `p`; kRandomFirst or kRandomSecond. Builders of ops that draw
-  // nothing need not have it: throws InternalError.
+  // increment. op: kRandomKeep, with float attribute `p`; kRandomFirst or kRandomSecond. By default throws
+  // InternalError: only builders of ops that draw override it.
   virtual LoopValue random(LoopOp op, int state, int64_t increment, int p = -1);
 };
 

@@ -23,7 +23,7 @@ void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, 
 }
 
 void InferContext::fail(std::string_view what) const {
-  // Promotion, autocast and index_operand() change dtypes, not shapes.
+  // Shapes come from `inputs_`, dtypes from `given_`: promotion, autocast and index_operand() change only dtypes.
   std::string shapes;
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!inputs_[i]->defined()) continue;

@@ -40,8 +40,8 @@ enum class OpKind : uint8_t {
   kOpaque,       // anything else: runs as one call
 };
 
-// Integers of a call: a few, stored inline; those of an op with many operands are on the heap. Most calls have none, so
-// to make, move and drop an empty list costs next to nothing.
+// The integer attributes of a call. A few are stored inline; those of an op with many operands are on the heap. Most
+// calls have none, so making, moving and freeing an empty list costs next to nothing.
 class IntList {
  public:
   IntList() = default;
@@ -93,17 +93,17 @@ class IntList {
  private:
   static constexpr size_t kFew = kMaxRank + 4;
   void push_back_many(int64_t value);
-  // After size_ and many_ are set. A loop, as a call of memmove takes longer than the few numbers.
+  // REQUIRES: size_ and many_ are set. A loop, because a call of memmove takes longer than copying these few numbers.
   void copy_few(const IntList& other) {
     if (many_ == nullptr)
       for (size_t i = 0; i < size_; ++i) few_[i] = other.few_[i];
   }
   size_t size_ = 0;
   std::unique_ptr<std::vector<int64_t>> many_;  // all of them, if they are more than kFew; else null
-  int64_t few_[kFew];                           // otherwise the first size_ of them
+  int64_t few_[kFew];                           // the first size_ of them, if many_ is null
 };
 
-// Floats of a call: two at most. As with integers, an empty list costs next to nothing.
+// The float attributes of a call: at most two. As in IntList, an empty list costs next to nothing.
 class FloatList {
  public:
   FloatList() = default;
@@ -135,8 +135,8 @@ class FloatList {
   SymFloat values_[kMost];  // the first size_ of them
 };
 
-// Operands that are no tensors. In a compiled region floats are run-time scalars (sym_float.h); ints are part of the
-// key.
+// The arguments of a call that are not tensors. In a compiled region floats are run-time scalars (sym_float.h); ints
+// are part of the cache key.
 struct Attrs {
   IntList ints = {};
   FloatList floats = {};
@@ -144,7 +144,7 @@ struct Attrs {
 };
 
 // The tensors saved for backward, as bit masks over inputs and outputs: exactly those that the gradient reads. An op
-// that saves something has fewer than 32 of them.
+// that saves a tensor has fewer than 32 inputs and outputs.
 struct SavedSpec {
   uint32_t inputs = 0;
   uint32_t outputs = 0;
@@ -226,7 +226,7 @@ class InferContext {
   std::source_location where_;
   std::span<const TensorArg> given_;
   absl::InlinedVector<TensorMeta, 1> outputs_ = absl::InlinedVector<TensorMeta, 1>(
-      1);  // nearly every call has one: it is there from the start
+      1);  // nearly every call has one output
   size_t n_outputs_ = 0;
 };
 
@@ -305,18 +305,18 @@ class PreparedKernel {
 
 using InferFn = void (*)(InferContext&);
 using KernelFn = void (*)(const KernelContext&);
-// The kernel for tensors like the context's, whose data it does not read. `variant` 0 gives the kernel's results bit
-// for bit; the others compute the same product in another way, for a tuner to choose. Null: there is no such variant,
-// or only the kernel itself can run this call.
+// Prepares the kernel for tensors with the context's shapes, dtypes and strides; reads no data. `variant` 0 gives the
+// kernel's results bit for bit; the other variants compute the same product in another way, and a tuner chooses the
+// fastest. Null: there is no such variant, or only the kernel itself can run this call.
 using PrepareFn = std::unique_ptr<const PreparedKernel> (*)(const KernelContext&, int variant);
 // True if the op's kernel can apply these epilogues to a result of this dtype; `exact`: with the bits of the separate
 // ops.
 using AbsorbsFn = bool (*)(std::span<const Epilogue>, DType, bool exact);
-// The op in simpler ops, one result per output. It runs if there is no kernel, a compiler may fuse it, and tests
-// compare the kernel with it.
+// Computes the op by simpler ops, one result per output. It runs if there is no kernel, a compiler may fuse it, and
+// tests compare the kernel with it.
 using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::span<Tensor> outputs);
-// Makes a call whose operands may lie channels last. Results that are images lie so, too. The op is a parameter, as one
-// function serves several.
+// Makes a call whose operands may be channels last. Results that are images are then channels last, too. The op is a
+// parameter because one function serves several ops.
 using ChannelsLastFn = void (*)(const OpDef& op, std::span<const TensorArg> inputs, const Attrs&,
                                 std::span<Tensor> outputs);
 using GradFn = void (*)(const GradContext&);
@@ -325,53 +325,54 @@ using LowerFn = void (*)(LoopBuilder&);
 // The functions that one backend has for an op: the CPU's are OpDef::host, another device's stand in a table in its
 // folder (cuda/kernels.cc). entry_of() finds them.
 struct BackendEntry {
-  KernelFn kernel = nullptr;  // null: the op runs in the parts of `decompose`
+  KernelFn kernel = nullptr;  // null: the op runs as the ops of `decompose`
   PrepareFn prepare = nullptr;
   AbsorbsFn absorbs = nullptr;
 };
 
-// Note [Traits]. What a compiler has to know of single ops (sum, cat, cast), so that no pass knows an op by its name.
-// An op has one trait or none. Numbers in a trait that end in `int` are indices into the call's attributes
-// (Attrs::ints).
+// Note [Traits]. What a compiler needs to know about particular ops (sum, cat, cast). Passes ask for an op's
+// trait, never for its name. An op has one trait or none. Numbers in a trait that end in `int` are indices into
+// the call's attributes (Attrs::ints).
 namespace trait {
 
 // A reduction whose `lower` is one LoopBuilder::reduce() and output(): results over parts can be reduced again.
 struct Fold {
   bool additive = false;  // results over parts of the input add up to the result over all of it
 };
-// Output 0 has, at each element, the sum of input 0 along a dimension up to there (LoopBuilder::scan). If the other int
-// is 1 it is the sum from there on, which no kernel does.
+// Each element of output 0 is the sum of input 0 along a dimension up to this element (LoopBuilder::scan). If the int
+// `reverse_int` is 1, it is the sum from this element to the end, which no generated kernel computes.
 struct Scan {
   size_t dim_int = 0, reverse_int = 1;
   int dim(const Attrs& attrs) const { return static_cast<int>(attrs.ints[dim_int]); }
   bool is_reverse(const Attrs& attrs) const { return attrs.ints[reverse_int] != 0; }
 };
-// Output 0 is the inputs side by side along a dimension, so the ops that make them may write them there.
+// Output 0 is the inputs side by side along a dimension, so the ops that compute the inputs may write them directly
+// into output 0.
 struct SideBySide {
   size_t dim_int = 0;
   int dim(const Attrs& attrs) const { return static_cast<int>(attrs.ints[dim_int]); }
 };
-// An elementwise op whose input 0 is a table: it reads it at the place that input 1 (i64) names along a dimension of
-// the table, not at its own element (LoopBuilder::pick).
+// An elementwise op whose input 0 is a table. It reads the table at the index that input 1 (i64) holds along one
+// dimension of the table, not at its own element (LoopBuilder::pick).
 struct Pick {
   size_t dim_int = 0;
   int dim(const Attrs& attrs) const { return static_cast<int>(attrs.ints[dim_int]); }
 };
-// An op that draws numbers. The input `state` is a random state (Note [Random state] in random_state.h): not one
-// element of it belongs to each element of the output.
+// An op that draws random numbers. Input number `state` is a random state (Note [Random state] in random_state.h),
+// which is not read element by element.
 struct Draw {
   int32_t state;
 };
 // Output 0 is input 0 in another dtype.
 struct Convert {};
-// A product of matrices. `sums_over`: the dimension of input 1 that is summed over, from the end (1 or 2); of input 0
-// it is the last.
+// A matrix product. `sums_over`: the dimension of input 1 that is summed over, counted from the end (1 or 2). Of input
+// 0 the last dimension is summed over.
 struct Product {
   int32_t sums_over;
 };
-// Each place of output 0 is the sum, in order, of what input 0 has for it, onto input 2, where there is one. Input 1,
-// i64, names places: of elements along a dimension if it has input 0's shape, else of rows (all of input 0's dimensions
-// but the last).
+// Adds the values of input 0, in order, to output 0 at the indices in input 1 (i64). Output 0 starts as input 2 if
+// there is one, otherwise as 0. If input 1 has input 0's shape, it holds an index along a dimension for each element of
+// input 0, otherwise one for each row (a vector along input 0's last dimension).
 struct SumByIndex {
   size_t dim_int = 0;
   int dim(const Attrs& attrs) const { return static_cast<int>(attrs.ints[dim_int]); }
@@ -384,16 +385,16 @@ struct Fill {
   size_t first_size_int;  // its sizes are the ints from this one on
   bool zeros = false;     // the number is 0
 };
-// Input 0, and input 1 if output 0 is no image, are images. They may lie in either layout, with the same bits for
-// results: those that are not channels last are converted on the way. `layout_int`: where the call says how output 0,
-// an image, lies in memory (ops::ResultLayout); -1: output 0 is none.
+// Input 0 is an image; if output 0 is not, then input 1 is one, too. The images may have either layout, and the results
+// have the same bits: an image that is not channels last is converted inside of the op. `layout_int`: the int that
+// holds the layout of output 0 (ops::ResultLayout); -1: output 0 is not an image.
 struct Images {
   int32_t layout_int = -1;
 };
 // Note [Collectives are effects]. The op exchanges numbers with other processes, every one of which makes the same
 // calls in the same order. So a compiled program makes each call that was recorded, once, in the order of recording:
-// no pass drops one, joins two equal ones, moves one past another, or computes one again in backward. Neighbours that
-// do not read of each other may travel as one message (transform/merge_collectives.cc).
+// no pass drops a call, joins two equal calls, changes their order, or repeats a call in backward. Neighbouring calls
+// that do not depend on each other may be sent as one message (transform/merge_collectives.cc).
 struct Exchange {};
 
 }  // namespace trait
@@ -408,7 +409,7 @@ struct OpDef {
   SavedSpec saved = {};
   AmpPolicy amp = AmpPolicy::kNone;
   InferFn infer = nullptr;
-  BackendEntry host = {};                      // host code: the CPU's, and of devices that run the CPU's kernels
+  BackendEntry host = {};                      // host code: for the CPU, and for devices that run the CPU's kernels
   const ops::ElementwiseBody* body = nullptr;  // elementwise ops: the scalar body, compiled for the host
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
@@ -417,24 +418,24 @@ struct OpDef {
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
   // Null: elementwise ops and reductions keep the layout (runtime/ops/channels_last.h), others do not.
   ChannelsLastFn channels_last = nullptr;
-  // At least 0: the op takes any number of operands, and this many of its last ints belong to each operand. A compiler
-  // then joins two calls if operand 0 of the second is the result of the first, and if the ints before those of the
-  // operands are equal in both. The two calls equal, bit for bit, one call on the first's operands followed by the
-  // second's other operands.
+  // At least 0: the op takes any number of operands, and its last ints hold this many for each operand. A compiler
+  // then joins two calls if operand 0 of the second is the result of the first, and if the ints before those of
+  // the operands are equal in both. The two calls equal, bit for bit, one call on the first's operands followed by
+  // the second's other operands.
   int32_t chains = -1;
   // For memory planning.
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
-  // The input whose memory output 0 may take if both are dense and of one dtype: the kernel reads all that it needs of
+  // The input whose memory output 0 may reuse if both are dense and of one dtype: the kernel reads all that it needs of
   // an element before it overwrites it.
   int32_t reuses = -1;
   bool grad_adds = false;  // `grad` adds to the gradient that has arrived at input 0 so far: GradContext::take_total()
   Epilogue epilogue =
-      Epilogue::kNone;  // as which epilogue a product applies this op; operand 0 (kAdd: either) is the product's result
+      Epilogue::kNone;     // the epilogue by which a product applies this op to its result, operand 0 (kAdd: either)
   bool fuse_parts = true;  // false: a compiler must not use `decompose`; it is for tests and second derivatives
   // Note [Checks are effects]. The op looks at values of its operands and throws for bad ones, such as an index out of
   // range. That is an effect: where eager execution runs the call, a compiled program runs it, even if nothing reads
-  // its results. So a recording without results runs if it has checks, and dead-code elimination keeps them. What a
-  // backward computes again was checked by the forward: it is computed only if something reads it.
+  // its results. So a recording without results runs if it has checks, and dead-code elimination keeps them. The
+  // forward has checked what a backward recomputes, so that is recomputed only if something reads it.
   bool checks = false;
 
   // Null: the op has another trait, or none.
@@ -444,16 +445,17 @@ struct OpDef {
   constexpr bool fills_zeros() const { return is<trait::Fill>() && as<trait::Fill>()->zeros; }
   // The input that is a random state, or -1.
   constexpr int32_t random_state() const { return is<trait::Draw>() ? as<trait::Draw>()->state : -1; }
-  // The call does something beside its results.
+  // True if a call does more than compute its results.
   constexpr bool has_effects() const { return checks || is<trait::Exchange>(); }
 };
 
-// The functions that `device` runs an op with: OpDef::host, or what its own kernels have (BackendTable::own_kernels).
-// All null: it has none. Throws Error if this process has no such backend.
+// Returns the functions with which `device` runs the op: OpDef::host, or those of the device's own kernels
+// (BackendTable::own_kernels). All null: the device has none. Throws Error if this process has no such backend.
 const BackendEntry& entry_of(const OpDef& op, Device device);
 
-// Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording. If the
-// device has no kernel, the parts of `decompose` run, and their results are copied; without those, too, throws Error.
+// Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording.
+// If the device has no kernel, runs the ops of `decompose` and copies their results. Throws Error if the op
+// has no `decompose` either.
 void run_kernel(const KernelContext& context);
 
 // All ops, in a fixed order.
@@ -467,8 +469,8 @@ void require_defined(const char* op, const TensorArg& operand);
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
-// homes[i]: the memory that output i is wanted in, or undefined. Where it does not fit, or no single kernel makes the
-// output, it is made elsewhere.
+// homes[i]: memory in which the caller wants output i, or undefined. If it does not fit, or if no single kernel
+// computes the output, the output gets other memory.
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs,
           std::span<const Tensor> homes);
 // Writes output 0 into inputs[0]; both have the same dtype and shape. `op` must be elementwise or have `overwrites`.

@@ -30,7 +30,7 @@ void Recorder::interrupt(const char* what, std::source_location where) {
   throw_internal(std::string("a rule that is traced may not call this: ") + what, where);
 }
 
-// A scope in which ops run may lie inside one whose recording is pending.
+// Asks all scopes: one in which ops run may lie inside of another whose recording is pending.
 void before_write(const Storage& storage, std::source_location where) {
   for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
     if (scope->recorder_ != nullptr) scope->recorder_->before_write(storage, where);
@@ -44,7 +44,7 @@ void before_read_of_written(const Storage& storage, std::source_location where) 
 void settle_history(const Tensor& tensor, std::source_location where) {
   const TensorImpl& impl = *tensor.impl();
   if (impl.recorder != nullptr) impl.recorder->interrupt("the history of a value is asked for", where);
-  if (impl.storage) before_read(impl.storage, where);  // a pending write may end this history
+  if (impl.storage) before_read(impl.storage, where);  // a pending write may replace this history
 }
 
 void before_history_change(const Tensor& tensor, std::source_location where) {

@@ -19,11 +19,11 @@ class Recorder {
   // earlier recording, so it has appended it and made `outputs`. False: nothing has changed.
   virtual bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                             std::span<Tensor> outputs, std::source_location where);
-  // The data of `tensor` is read, but it is only recorded. The recorder runs what is recorded (a graph break), so that
-  // `tensor` and every other live value gets storage.
+  // Called when the data of `tensor` is read while its value is only recorded. The recorder runs what is recorded (a
+  // graph break), so that `tensor` and every other live value gets storage.
   virtual void flush(const TensorImpl& tensor, std::source_location where) = 0;
-  // As flush, when the gradient of `tensor` is asked for (a hook). Ops recorded after `tensor` was made must then run
-  // separately, so that its whole gradient passes through the tape.
+  // As flush(), called when a hook or retain_grad() asks for the gradient of `tensor`. Ops recorded after `tensor` was
+  // made must then run separately, so that its whole gradient passes through the tape.
   virtual void flush_gradient(const TensorImpl& tensor, std::source_location where) { flush(tensor, where); }
   // The caller is about to write the memory of `storage` without an op: if a recorded call reads it, run what is
   // recorded first (a graph break).
@@ -45,7 +45,7 @@ extern constinit thread_local Recorder* recorder;
 // The recorder of this thread, or null.
 inline Recorder* active_recorder() { return detail::recorder; }
 
-// While it lives, this thread's ops go to `recorder`; null: they run.
+// While in scope, this thread's ops go to `recorder`; null: they run.
 class RecorderScope {
  public:
   explicit RecorderScope(Recorder* recorder);
@@ -68,7 +68,7 @@ void before_write(const Storage& storage, std::source_location where = std::sour
 
 // The number of this thread's recordings that write memory which tensors outside of them share.
 extern constinit thread_local int writing_recordings;
-// REQUIRED before such memory is read, as before_write() before it is written (Tensor::raw_data does it).
+// REQUIRED before memory that a recording may write is read (Tensor::raw_data calls it): such recordings run first.
 void before_read_of_written(const Storage& storage, std::source_location where);
 inline void before_read(const Storage& storage, std::source_location where) {
   if (writing_recordings > 0) [[unlikely]]
@@ -77,11 +77,11 @@ inline void before_read(const Storage& storage, std::source_location where) {
 
 // REQUIRED before the history of `tensor` on the tape is read: a recorded value has none until it is computed.
 void settle_history(const Tensor& tensor, std::source_location where);
-// REQUIRED before it changes.
+// REQUIRED before the history of `tensor` changes.
 void before_history_change(const Tensor& tensor, std::source_location where);
 
-// Runs what this thread has recorded so far (Recorder::interrupt) and lets ops run until it dies. Nothing happens where
-// nothing is recorded.
+// Runs what this thread has recorded so far (Recorder::interrupt). While in scope, ops run instead of being recorded.
+// Has no effect on a thread that records nothing.
 class RecordingPause {
  public:
   RecordingPause(const char* what, std::source_location where);

@@ -12,8 +12,8 @@ namespace rondo::ops {
 
 namespace {
 
-// The gradient of a piecewise linear op's gradient, whose inputs are x and grad: linear in grad and flat in x, also
-// where x is infinite.
+// The gradient rule of the gradient op of a piecewise linear op. The gradient op, with inputs x and grad, is linear in
+// grad, and its derivative by x is 0, also where x is infinite.
 void piecewise_grad_grad(const OpDef& op, const GradContext& g) {
   if (g.needs(0)) g.set(0, expand(Tensor::zeros({}, {g.input_dtype(0), g.grad_out().device()}), g.input_sizes(0)));
   if (g.needs(1)) g.set(1, call(op, {g.input(0), g.grad_out()}, g.attrs()));
@@ -23,7 +23,7 @@ void piecewise_grad_grad(const OpDef& op, const GradContext& g) {
 
 constexpr OpDef kReluGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::relu_grad(x, g); }>(
     "relu_grad", {.inputs = kFirst}, [](const GradContext& g) { piecewise_grad_grad(kReluGrad, g); });
-// No epilogue of a product: the library's turns NaN into 0.
+// Not an epilogue of a product, because the library's ReLU turns NaN into 0.
 constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::relu(x); }>(
     "relu", {.inputs = kFirst}, [](const GradContext& g) {
       g.set(0, call(kReluGrad, {g.input(0), g.grad_out()}));
@@ -41,8 +41,8 @@ void decompose_gelu_tanh_grad(std::span<const Tensor> in, const Attrs&, std::spa
 void decompose_gelu_erf_grad(std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
   constexpr double kInverseSqrt2Pi = 0.3989422804014327;
   const Tensor &x = in[0], &g = in[1];
-  // Phi(x) = gelu(x) / x has no removable form in public ops; its derivative is the density, so integrate by parts:
-  // gelu'(x) = Phi(x) + x phi(x), with Phi(x) = (1 + erf(x / sqrt 2)) / 2.
+  // gelu(x) = x Phi(x), so gelu'(x) = Phi(x) + x phi(x), with the distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2 and
+  // the density phi of the standard normal.
   out[0] = g * ((erf(x * 0.7071067811865476) + 1.0) * 0.5 + x * exp(x * x * -0.5) * kInverseSqrt2Pi);
 }
 constexpr OpDef kGeluTanhGrad =
@@ -76,7 +76,7 @@ constexpr OpDef kSilu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sca
 
 // ---- Softplus: ln(1 + e^x)
 
-// Inputs x, grad. As one op: a sigmoid below the range of f16 may belong to a gradient inside of it.
+// Inputs x, grad. One op, because grad * sigmoid(x) may lie in the range of f16 even if sigmoid(x) is below it.
 constexpr OpDef kSoftplusGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return g * scalar::sigmoid(x); }>(
     "softplus_grad", {}, nullptr,
     [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) { out[0] = in[1] * sigmoid(in[0]); });

@@ -4,9 +4,10 @@
 //   output is dropout(softmax(scores)) v. Nothing of the mask is stored: the gradient draws it again from the same
 //   state. The weight of query i of head h of batch b for key j takes word j % 4 of Philox counter
 //   ((b H + h) Tq + i) ceil(Tk / 4) + j / 4. Each query begins with a fresh counter, so kernels draw four neighbouring
-//   keys at once for any Tk, and the mask is that of dropout on (B, H, Tq, Tk rounded up to 4). The logsumexp is that
-//   of all scores. The gradient of the weights before dropout is that behind it times the mask; its sum over keys,
-//   weighted, is still that of grad * out over D. Without dropout the calls have no state: recordings are as they were.
+//   keys at once for any Tk, and the mask is that of dropout on (B, H, Tq, Tk rounded up to 4). The logsumexp is
+//   that of all scores. The gradient of the weights before dropout is their gradient after dropout times the mask.
+//   Its sum over keys, weighted by the weights, still equals the sum of grad * out over D. Without dropout the calls
+//   have no state input.
 #include <cmath>
 #include <limits>
 
@@ -58,14 +59,14 @@ Tensor repeat_heads(const Tensor& t, int64_t heads) {
   return reshape(expand(unsqueeze(t, 2), {s[0], s[1], groups, s[2], s[3]}), {s[0], heads, s[2], s[3]});
 }
 
-// A mask of keys, i64 (..., 1 or 2), as bool (..., keys).
+// Converts a mask of keys, i64 (..., 1 or 2), to a bool mask (..., keys).
 Tensor allowed_keys(const Tensor& mask, int64_t keys) {
   const Tensor key = Tensor::arange(keys, {kI64, mask.device()});
   if (mask.rank() == 0 || mask.sizes().back() == 1) return less_equal(mask, key);
   return bitwise_and(less_equal(slice(mask, -1, {0, 1}), key), less(key, slice(mask, -1, {1, 2})));
 }
 
-// softmax(scale q k^T + mask) v with every score stored: the oracle, and the way to second derivatives.
+// The scores scale q k^T + mask, all of them stored: for the reference implementation and for second derivatives.
 Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, SymFloat scale) {
   Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
@@ -100,7 +101,8 @@ Tensor sum_heads(const Tensor& t, int64_t heads) {
   return sum(reshape(t, {s[0], heads, s[1] / heads, s[2], s[3]}), {2});
 }
 
-// Attention as attention_grad and its own gradient compute it: all in the compute dtype, every weight stored.
+// Attention as the decomposition of attention_grad and second derivatives compute it: all in the compute
+// dtype, every weight stored.
 struct PlainAttention {
   Tensor q, k, v, mask, logsumexp, state;
   Attrs attrs;
@@ -111,18 +113,19 @@ struct PlainAttention {
   }
   static Tensor wide(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 
-  // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf. A large
-  // logsumexp has rounded the logarithm of the sum away (cpu/attention.cc, load_rescale), and itself: such rows, masked
-  // whole by the lowest number, are a softmax of their own.
+  // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf. If all
+  // scores of a row are masked with the lowest finite number, logsumexp is so large that rounding loses log(sum)
+  // (cpu/attention.cc, load_rescale), and exp(scores - logsumexp) is not normalised. For rows with a large logsumexp,
+  // the softmax is computed again from the scores.
   Tensor weights() const {
     const Tensor scores = plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]);
     const Tensor given = unsqueeze(finite(logsumexp), -1), is_small = less(abs(given), 256.0);
-    // The greatest score goes out of the quotient, so it needs no gradient.
+    // The greatest score cancels in the quotient, so it needs no gradient.
     const Tensor greatest = finite(max(scores.detach(), {-1}, true));
     const Tensor all = exp(scores - where(is_small, given, greatest));
     return all / where(is_small, 1.0, sum(all, {-1}, true));
   }
-  // `weights`, or their gradient, behind dropout.
+  // `weights`, or their gradient, after dropout.
   Tensor dropped(const Tensor& weights) const {
     return state.defined() ? weights * weight_factors(q, k, state, attrs.ints[1], attrs.floats[1]) : weights;
   }
@@ -156,7 +159,7 @@ void infer_attention_grad(InferContext& c) {
 
 }  // namespace
 
-// Inputs grad, out, logsumexp, q, k, v, mask, with dropout state; outputs dq, dk, dv. Attributes of kAttention.
+// Inputs grad, out, logsumexp, q, k, v, mask and, with dropout, state; outputs dq, dk, dv. Attributes of kAttention.
 constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .kind = OpKind::kOpaque,
@@ -167,8 +170,9 @@ constexpr OpDef kAttentionGrad = {
     .strided_outputs = true,
     .fuse_parts = false,
 };
-// The same, and the gradient of the masked scores (B, H, Tq, Tk) in the compute dtype: that of a mask that is added,
-// before its broadcast dimensions are summed. Every element of it is stored, so it is for such masks only.
+// As attention_grad, with one more output: the gradient of the masked scores (B, H, Tq, Tk), in the compute dtype.
+// Summed over broadcast dimensions, it is the gradient of an additive mask. Every element of it is stored, so this op
+// serves only additive masks that need a gradient.
 constexpr OpDef kAttentionScoresGrad = {
     .name = "attention_scores_grad",
     .kind = OpKind::kOpaque,
@@ -227,7 +231,7 @@ constexpr OpDef kAttention = {
             call(of_mask ? kAttentionScoresGrad : kAttentionGrad, {operands, state.defined() ? size_t{8} : size_t{7}},
                  g.attrs(), {grads, of_mask ? size_t{4} : size_t{3}});
           }
-          if (g.grad_out(1).defined()) {  // of a second derivative: logsumexp's is the softmax
+          if (g.grad_out(1).defined()) {  // in second derivatives: logsumexp's gradient is the softmax
             const PlainAttention a(g.input(0), g.input(1), g.input(2), g.input(3), g.output(1), state, g.attrs());
             const Tensor d_scores = a.weights() * unsqueeze(g.grad_out(1), -1);
             Tensor more[2];

@@ -1,5 +1,5 @@
-// What attributes may be: dimensions, for rules of `infer` (ops are called with valid ones; a damaged text may have
-// others), and numbers.
+// Checks of attributes: of dimensions, in rules of `infer` (public functions pass valid ones, but a damaged file of
+// recorded calls may hold others), and of numbers.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rondo::ops {
 
-// Attribute i, a dimension of a tensor of this rank. Fails if it is none.
+// Attribute i, a dimension of a tensor of this rank. Fails if it is not one.
 inline int dim_in(const InferContext& c, int i, int rank) {
   const int64_t dim = c.integer(i);
   if (dim < 0 || dim >= std::max(rank, 1)) [[unlikely]]

@@ -1,4 +1,4 @@
-// Bits of integers and truths of bools.
+// Bitwise operations on integers, and logical ones on bools.
 #include "rondo/runtime/ops/bitwise.h"
 
 #include "absl/strings/str_cat.h"
@@ -109,7 +109,7 @@ Tensor bits_of_two(const OpDef& op, TensorArg a, TensorArg b) {
   const Tensor x = a.tensor.to(dtype, a.where), y = b.tensor.to(dtype, b.where);
   return call(op, {{x, a.where, a.tensor.dtype()}, {y, b.where, b.tensor.dtype()}});
 }
-// `of_tensors`: the op for a number that a scalar attribute would round, and for truths.
+// `of_tensors`: the op for a number that a scalar attribute would round, and for bools.
 Tensor bits_and_number(const OpDef& op, const OpDef& of_tensors, TensorArg a, Scalar s) {
   require_bits(of_tensors.name, a);
   if (!s.is_integer()) throw_op_error(of_tensors.name, "needs an integer, got a float", a.where);

@@ -1,4 +1,5 @@
-// Shifts of integers, defined for every number of bits: eager kernels and the interpreter of generated ones.
+// Shifts of integers, defined for every number of bits. Eager kernels and the interpreter of
+// generated kernels use them.
 #pragma once
 
 #include <concepts>

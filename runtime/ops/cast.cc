@@ -32,14 +32,14 @@ constexpr OpDef kCopy = {
     .kind = OpKind::kOpaque,
     .infer = &copy_infer,
     .host = {&cpu::copy_kernel},
-    // Nothing of the target but its sizes, so a recording that overwrites it does not read it.
+    // Reads only the sizes of the target, so a recording that overwrites the target does not read it.
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           out[0] = cast(in[1].sizes() == in[0].sizes() ? in[1] : expand(in[1], in[0].sizes()), in[0].dtype());
         },
     .grad =
         [](const GradContext& g) {
-          // Zero, whatever arrives: infinity times 0 is not.
+          // Zeros, not grad times 0: infinity times 0 is NaN.
           if (g.needs(0)) g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()}));
           if (g.needs(1)) g.set_reduced(1, g.grad_out());
         },

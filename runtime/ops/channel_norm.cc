@@ -1,7 +1,7 @@
 // Normalisation of channels. x is (B, C, ...). batch_norm takes the statistics of each channel over the batch and all
 // pixels, group_norm those of each example over a group of channels and all pixels. Both compute in the compute dtype,
 // from differences from the mean, so a large mean costs no digits. Weight and bias (C) have x's dtype or its compute
-// dtype, as x is of 16 bits under autocast and parameters stay f32.
+// dtype, because under autocast x is of 16 bits while parameters stay f32.
 #include <array>
 #include <optional>
 #include <vector>
@@ -26,7 +26,7 @@ Dims dims_beside(int channels, int rank) {
     if (d != channels) dims.push_back(d);
   return dims;
 }
-// One number for each channel, (C), as an operand beside x.
+// One number for each channel, (C), as an operand that broadcasts to x.
 Tensor beside(const Tensor& t, int channels, int rank) {
   Dims sizes = Dims::filled(rank, 1);
   sizes[channels] = t.numel();
@@ -38,7 +38,7 @@ Dims pixel_dims(int rank) {
   for (int d = 2; d < rank; ++d) dims.push_back(d);
   return dims;
 }
-// One number for each channel of each example, (B, C) or (1, C), as an operand beside x (B, C, ...).
+// One number for each channel of each example, (B, C) or (1, C), as an operand that broadcasts to x (B, C, ...).
 Tensor beside(const Tensor& t, int rank) {
   Dims sizes = t.sizes();
   if (sizes.rank() == 1) sizes.insert(0, 1);
@@ -50,7 +50,7 @@ void require_channels(InferContext& c, int x) {
   c.require_floating(x);
   if (c.sizes(x).rank() < 2) c.fail("needs x (B, C, ...)");
 }
-// It reads x as it is: nobody makes a copy of x in the compute dtype.
+// The statistics of x in the compute dtype. kVarMean reads x in its own dtype, so no converted copy of x is made.
 VarAndMean wide_statistics(const Tensor& x, const Dims& dims) {
   Attrs attrs = reduction_attrs("var_mean", x, dims, false);
   attrs.ints.push_back(static_cast<int64_t>(compute_dtype(x.dtype())));
@@ -59,7 +59,7 @@ VarAndMean wide_statistics(const Tensor& x, const Dims& dims) {
   call(kVarMean, {x}, attrs, out);
   return {out[0], out[1]};
 }
-// Weight and bias.
+// Checks weight or bias.
 void require_affine(InferContext& c, int operand, int x, int64_t channels) {
   if (!c.has(operand)) return;
   if (!(c.sizes(operand) == Dims{channels}))
@@ -90,7 +90,7 @@ DType affine_dtype(std::span<const Tensor> in) {
   return in[2].defined() ? in[2].dtype() : compute_dtype(in[1].dtype());
 }
 
-// Without values the statistics are NaN, and the gradients are 0.
+// If x has no elements, sets the gradients to 0 and returns true. The statistics of such an x are NaN.
 bool has_no_values(std::span<const Tensor> in, int channel_dim, std::span<Tensor> out) {
   const Tensor& x = in[1];
   if (x.numel() > 0) return false;
@@ -147,8 +147,8 @@ void decompose_batch_norm_grad(std::span<const Tensor> in, const Attrs& attrs, s
   const Tensor sum_g = sum(g, others), sum_gx = sum(g * centred, others) * rstd;
   const Tensor level = sum_g * inverse, slope = sum_gx * rstd * inverse;
   const Tensor scale = weight.defined() ? rstd * weight : rstd;
-  // Not (x - mean) slope, although that is exact where the mean is: a compiler would keep x - mean between the sums and
-  // this, in place of reading x again.
+  // Not (x - mean) slope, although that is more exact: a compiler would store x - mean between the sums and this
+  // expression, instead of reading x again.
   const Tensor offset = level - mean * slope;
   out[0] = ((g - spread(offset) - x * spread(slope)) * spread(scale)).to(in[1].dtype());
   out[1] = sum_gx.to(affine_dtype(in));
@@ -168,7 +168,7 @@ Tensor per_group(const Tensor& t, int64_t groups) {
   return sum(reshape(t, {t.size(0), groups, t.size(1) / groups}), {2});
 }
 
-// Example by example, so a batch may be empty.
+// The number of pixels of one example. Computed without the batch, which may be empty.
 int64_t pixels(const Dims& x) {
   int64_t n = 1;
   for (int d = 2; d < x.rank(); ++d) n *= x[d];
@@ -210,12 +210,12 @@ void decompose_group_norm_grad(std::span<const Tensor> in, const Attrs& attrs, s
   out[2] = sum(sum_g, {0}).to(affine_dtype(in));
 }
 
-// The gradients of both. `spread`: statistics beside x.
+// The gradient rule of batch_norm and group_norm. `spread` reshapes statistics so that they broadcast to x.
 template <class Spread> void channel_norm_grad(const GradContext& g, const OpDef& op, double values, Spread spread) {
   Tensor grads[3];
   if (g.grad_out(0).defined())
     call(op, {g.grad_out(0), g.input(0), g.input(1), g.output(1), g.output(2)}, g.attrs(), grads);
-  // Gradients of the hidden statistics: only second derivatives bring them.
+  // Gradients of the saved statistics occur only in second derivatives.
   const auto add = [&](const Tensor& more) {
     grads[0] = (grads[0].defined() ? in_compute_dtype(grads[0]) + more : more).to(g.input_dtype(0));
   };
@@ -304,7 +304,8 @@ constexpr OpDef kGroupNormGrad = {
     .decompose = &decompose_group_norm_grad,
 };
 
-// ---- x scale + shift. x is the last input, and its dtype names the body: scale and shift have its compute dtype.
+// ---- x scale + shift. x is the last input, and its dtype selects the scalar body: scale and shift
+// have its compute dtype.
 
 namespace {
 

@@ -6,7 +6,7 @@
 namespace rondo::ops {
 
 // Mean and variance of each channel of x, in the compute dtype; the variance divides by the number of values.
-// `channels` is their dimension.
+// `channels`: the dimension of the channels.
 VarAndMean channel_statistics(const Tensor& x, int channels);
 // The dimension of the channels of a call of batch_norm or its gradient.
 int channel_dim(const Attrs& attrs);

@@ -43,10 +43,11 @@ Tensor with_dense_strides(const Tensor& x, const Dims& strides) {
 
 namespace {
 
-// Numbers of a generator, and places of a table, belong to the elements in their usual order.
+// True if results depend on the order of elements: random numbers, and indices into a table, belong to the elements in
+// their usual order.
 bool elements_have_an_order(const OpDef& op) { return op.is<trait::Pick>() || op.random_state() >= 0; }
 
-// The sums of (B, H, W, C), as those of (B, C, H, W) lie.
+// Reduces (B, H, W, C), and lays out the results as those of (B, C, H, W).
 bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                           std::span<Tensor> outputs) {
   constexpr int kRank = 4;
@@ -58,7 +59,7 @@ bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, co
     if (mask >> d & 1) moved.ints[0] |= int64_t{1} << dim_at_back(d);
   call(op, {{channels_to_back(inputs[0]), inputs[0].where}}, moved, outputs);
   for (Tensor& output : outputs) {
-    if (!is_floating(output.dtype())) return false;  // the place of an element
+    if (!is_floating(output.dtype())) return false;  // results are indices of elements
     if (keepdim) {
       output = channels_to_front(output).contiguous();
       continue;
@@ -86,7 +87,7 @@ bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
                         std::span<Tensor> outputs) {
   if (op.channels_last != nullptr) return op.channels_last(op, inputs, attrs, outputs), true;
   if (op.kind == OpKind::kElementwise && !elements_have_an_order(op)) {
-    // With another operand a result may have more dimensions than an image has.
+    // An operand with more than 4 dimensions gives a result that is not an image.
     const bool images = std::all_of(inputs.begin(), inputs.end(), [](const TensorArg& input) {
       return input.tensor.defined() && input.tensor.rank() <= 4;
     });

@@ -1,10 +1,10 @@
-// Images (B, C, H, W) whose layout is channels last, and how they go through elementwise ops.
+// Images (B, C, H, W) whose layout is channels last, and how elementwise ops keep this layout.
 //
 // Note [Channels last results]. As in PyTorch, images keep their layout: a result of an elementwise op lies in memory
 // as its first operand of the result's size does. If that is channels last (Note [Channels last]), the op runs on views
-// (B, H, W, C), which are dense, and its result is viewed back. Recordings hold the same calls, so a compiler needs to
-// know nothing of it. Sums over such images follow the order of (B, H, W, C): gradients of what was broadcast to them,
-// and statistics of batch_norm.
+// (B, H, W, C), which are dense, and its result is viewed back. A recording holds the calls on these views, so a
+// compiler needs no rule for the layout. Sums over such images follow the order of (B, H, W, C). Such sums are the
+// gradients of operands that were broadcast to the images, and the statistics of batch_norm.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ namespace rondo {
 // Note [Channels last]. True if a tensor (B, C, H, W) lies in memory as (B, H, W, C), as PyTorch decides it: the
 // channels are next to each other, and no dimension of size 1 lets it pass for the usual layout.
 bool is_channels_last(const Dims& sizes, const Dims& strides);
-// The strides of a dense tensor (B, C, H, W) in that layout.
+// The strides of a dense tensor (B, C, H, W) that is channels last.
 Dims channels_last_strides(const Dims& sizes);
 
 // True for a tensor (B, C, H, W) that is channels last and not dense in the usual layout.
@@ -24,24 +24,25 @@ bool lies_channels_last(const Tensor& x);
 // (B, C, H, W) -> (B, H, W, C), and back. Views.
 Tensor channels_to_back(const TensorArg& x);
 Tensor channels_to_front(const TensorArg& x);
-// What an op made of such a view, as a result of the call that the user made: to him it is no view.
+// Views an op's result on (B, H, W, C) as the result (B, C, H, W) of the user's call. To the user the result
+// is not a view.
 Tensor result_to_front(const Tensor& result, std::source_location where);
 // Where dimension `dim` of (B, C, H, W) is in (B, H, W, C).
 constexpr int dim_at_back(int dim) { return dim == 0 ? 0 : dim == 1 ? 3 : dim - 1; }
 // x, or a copy of it with these strides: those of a dense tensor, or of a dense one that is channels last.
 Tensor with_dense_strides(const Tensor& x, const Dims& strides);
 
-// For call(): an elementwise op whose result is channels last.
+// For call(): whether an elementwise op's result is channels last, and the call of such an op.
 bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs);
 void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs);
-// For a compiler that chooses layouts: makes the call, some of whose images are channels last, so that results that are
-// images are, too. False, and no call, if the op does not keep the layout.
+// For a compiler that chooses layouts: makes a call with some channels last images so that its result images are
+// channels last, too. Returns false, and makes no call, if the op does not keep the layout.
 bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs);
-// An OpDef::channels_last of ops whose own call does it.
+// OpDef::channels_last of ops whose usual call keeps the layout by itself.
 void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs);
-// False: it is not, which is seen without looking at the operands for long.
+// A fast test: false if results_are_channels_last() is false for certain.
 inline bool may_be_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
   if (op.kind != OpKind::kElementwise) return false;
   for (const TensorArg& input : inputs) {

@@ -1,4 +1,4 @@
-// Comparisons, and what is chosen by a condition.
+// Comparisons, and ops that choose by a condition.
 #include <bit>
 
 #include "rondo/runtime/ops/attributes.h"
@@ -53,7 +53,7 @@ struct NotEqual {
   template <class T> bool operator()(T a, T b) const { return a != b; }
   LoopValue operator()(LoopValue a, LoopValue b) const { return scalar::ne(a, b); }
 };
-// The second operand first: a > b is b < a.
+// Swaps the operands: a > b is b < a.
 template <class Body> struct Swapped {
   template <class T> auto operator()(T a, T b) const { return Body{}(b, a); }
 };
@@ -62,7 +62,7 @@ constexpr OpDef kNotEqual = comparison<NotEqual{}>("not_equal");
 constexpr OpDef kLess = comparison<Less{}>("less");
 constexpr OpDef kLessEqual = comparison<LessEqual{}>("less_equal");
 
-// ---- The same with a number. floats: {the number}
+// ---- Comparisons with a number. floats: {the number}
 
 template <auto kBody> struct NumberComparisonImpl {
   static void infer(InferContext& c) { c.output(0, kBool, c.sizes(0)); }
@@ -96,7 +96,7 @@ template <> struct UnsignedOf<2> { using type = uint16_t; };
 template <> struct UnsignedOf<4> { using type = uint32_t; };
 template <> struct UnsignedOf<8> { using type = uint64_t; };
 
-// No branch, which a condition without a pattern would make slow.
+// Without a branch: branches on an irregular condition are slow.
 template <class T> T chosen(bool condition, T a, T b) {
   const T mask = static_cast<T>(-static_cast<T>(condition));
   return static_cast<T>((a & mask) | (b & static_cast<T>(~mask)));

@@ -7,8 +7,8 @@
 // Results lie in memory as PyTorch's do: channels last where an operand (B, C, H, W) is, see Note [Channels last]. The
 // bits do not depend on the layout.
 //
-// On CUDA, cuDNN serves f32, bf16 and f16. What it has no plan for, f64, and everything where there is no cuDNN, runs
-// in the parts of `decompose`.
+// On CUDA, cuDNN serves f32, bf16 and f16. Calls for which it has no plan, calls in f64, and all calls if there is no
+// cuDNN run as the ops of `decompose`.
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/channels_last.h"
 
@@ -38,7 +38,7 @@ Attrs Convolution::attrs(Extent size) const {
 
 namespace {
 
-// "[3, 3]", or "3" where only widths count.
+// "[3, 3]", or "3" for a convolution over one dimension.
 std::string text(Extent e, int spatial) {
   return spatial == 1 ? absl::StrCat(e[1]) : absl::StrCat("[", e[0], ", ", e[1], "]");
 }
@@ -49,7 +49,7 @@ namespace {
 // True if a number is below `least`, or so large that sums of a few products could overflow.
 constexpr int64_t kMost = int64_t{1} << 30;
 bool outside(Extent e, int64_t least) { return std::min(e[0], e[1]) < least || std::max(e[0], e[1]) > kMost; }
-// What is wrong with numbers that are outside. `too_small`: what to say of those that are below their least value.
+// The message for numbers that are outside(). `too_small`: its text for numbers below their least value.
 std::string outside_text(const char* what, const char* too_small, Extent e, int spatial) {
   const bool large = std::max(e[0], e[1]) > kMost;
   return absl::StrCat("the ", what, " ", large ? absl::StrCat("may be at most ", kMost) : too_small, ", it is ",
@@ -89,7 +89,7 @@ std::string Convolution::problem(const Dims& x, const Dims& weight, int spatial)
 
 namespace {
 
-// Fails unless inputs `a` and `b` have rank 4 and one floating dtype, and the integers are there.
+// Fails unless inputs `a` and `b` have rank 4 and one floating dtype, and there are `n_ints` integers.
 Convolution checked(InferContext& c, size_t n_ints) {
   if (c.attrs().ints.size() != n_ints) c.fail("has another number of integers");
   for (int i = 0; i < 2; ++i) {
@@ -114,11 +114,11 @@ void result(InferContext& c, const Dims& sizes) {
   else c.output(0, c.dtype(0), sizes);
 }
 
-// ---- In parts: a product for each element of the kernel
+// ---- The decomposition: a product for each element of the kernel
 
 Tensor widened(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 
-// Zeros with `part` at [begin, begin + step, ...) of a dimension.
+// Zeros with `part` at the indices begin, begin + step, ... of a dimension.
 Tensor among_zeros(const Tensor& part, int64_t dim, int64_t size, int64_t begin, int64_t step) {
   if (part.size(dim) == size) return part;
   Dims sizes = part.sizes();
@@ -212,7 +212,8 @@ constexpr OpDef kConv2d = {
           if (g.needs(0)) g.set(0, call(kConv2dGradInput, {g.grad_out(), g.input(1)}, conv.attrs({x[2], x[3]})));
           if (g.needs(1)) {
             const Tensor grad = call(kConv2dGradWeight, {g.grad_out(), g.input(0)}, conv.attrs({w[2], w[3]}));
-            // Without x's gradient, eager execution has not saved the weight; a region has it in any case.
+            // The gradient gets the weight's layout only if x's gradient is wanted: otherwise eager execution has not
+            // saved the weight, and a region, which always has it, must give the same layout.
             const bool last = g.needs(0) && lies_channels_last(g.input(1));
             g.set(1, last ? with_dense_strides(grad, channels_last_strides(w)) : grad);
           }
@@ -284,7 +285,7 @@ constexpr OpDef kConv2dGradWeight = {
           const Extent size = Convolution::size_in(attrs);
           const Dims sizes = {in[0].size(1), in[1].size(1) / conv.groups, size[0], size[1]};
           const Parts p(conv, in[1].sizes(), sizes);
-          // The batch beside the pixels, so that one product sums over both.
+          // Moves the batch next to the pixels, so that one product sums over both.
           const auto gather = [&](const Tensor& t) {  // (B, G, n, pixels) -> (G, n, B pixels)
             return reshape(permute(t, {1, 2, 0, 3}), {conv.groups, t.size(2), p.B * p.pixels()});
           };
@@ -312,7 +313,7 @@ constexpr OpDef kConv2dGradWeight = {
 
 namespace {
 
-// What the operands of convolutions over `spatial` dimensions have in common, checked before shapes are read.
+// Checks what all convolutions over `spatial` dimensions require of their operands, before shapes are read.
 void check_operands(const char* op, const TensorArg& x, const TensorArg& weight, int spatial) {
   require_defined(op, x);
   require_defined(op, weight);
@@ -330,7 +331,7 @@ void check_operands(const char* op, const TensorArg& x, const TensorArg& weight,
                               to_string(weight.tensor.sizes())),
                  x.where);
 }
-// Sets what padding `p` means for a kernel of this size.
+// Sets conv.before and conv.after to the padding `p` for a kernel of this size.
 template <int N>
 void pad(Convolution& conv, const ConvPadding<N>& p, Extent kernel, const char* op, const TensorArg& x,
          const TensorArg& weight) {
@@ -346,7 +347,7 @@ void pad(Convolution& conv, const ConvPadding<N>& p, Extent kernel, const char* 
       fail(op, x, weight, absl::StrCat("padding that keeps the size needs stride 1, it is ", conv.stride[at]));
     const int64_t all = conv.reach(at, kernel[at]) - 1;
     conv.before[at] = all / 2;
-    conv.after[at] = all - all / 2;  // as in PyTorch, the odd one stands at the end
+    conv.after[at] = all - all / 2;  // as in PyTorch, the odd one is at the end
   }
 }
 // (B, C, W) as (B, C, 1, W).
@@ -405,15 +406,15 @@ Tensor conv_transpose2d(TensorArg x, TensorArg weight, TensorArg bias, ConvTrans
   }
   if (__builtin_mul_overflow(w[1], conv.groups, &channels)) channels = -1;
   if (options.output_padding[0] >= conv.stride[0] || options.output_padding[1] >= conv.stride[1]) {
-    // With a dilation above the stride, a result may be so large that a convolution of it would give more than the
-    // input. Zeros at the input's end stand for the difference.
+    // With a dilation above the stride, the result may be so large that a convolution of it gives more pixels than the
+    // input has. Zeros at the input's end make up for the difference.
     const auto whole = [&](int d) { return options.output_padding[d] / conv.stride[d]; };
     const auto rest = [&](int d) { return options.output_padding[d] % conv.stride[d]; };
     const Tensor longer = pad(x, {0, whole(1), 0, whole(0)});
     options.output_padding = {rest(0), rest(1)};
     return conv_transpose2d({longer, x.where}, weight, bias, options);
   }
-  // As a convolution of the result, whose output the input is.
+  // Checks the convolution that maps the result to the input: this call computes its gradient.
   if (const std::string problem = conv.problem({in[0], channels, size[0], size[1]}, w); !problem.empty())
     fail(kOp, x, weight, problem);
   const CalledAs name(kOp, kConv2dGradInput.name);

@@ -1,5 +1,5 @@
-// A convolution over two dimensions by its numbers: the integers that conv2d and its gradients carry, and the shapes
-// that follow from them. A convolution over one dimension has height 1.
+// The parameters of a convolution over two dimensions: the integers that conv2d and its gradients have as attributes,
+// and the shapes that follow from them. A convolution over one dimension has height 1.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace rondo::ops {
 // Height and width.
 using Extent = std::array<int64_t, 2>;
 
-// How an image lies that a convolution makes. Compilers choose; in eager calls the operands do.
+// The layout of an image that a convolution makes. Compilers choose one; in eager calls it is that of the operands.
 enum class ResultLayout : uint8_t { kOfOperands, kUsual, kChannelsLast };
 
 struct Convolution {
@@ -29,17 +29,17 @@ struct Convolution {
   Attrs attrs(Extent size) const;
   static Extent size_in(const Attrs& attrs) { return {attrs.ints[kInts], attrs.ints[kInts + 1]}; }
 
-  // Elements from the first to the last that a kernel of this size reads, both included.
+  // The number of elements from the first to the last that a kernel of this size reads, both included.
   int64_t reach(int dim, int64_t kernel) const { return (kernel - 1) * dilation[dim] + 1; }
-  // REQUIRES: problem() found none.
+  // REQUIRES: problem() has found nothing wrong.
   int64_t output_size(int dim, int64_t input, int64_t kernel) const {
     return (input + before[dim] + after[dim] - reach(dim, kernel)) / stride[dim] + 1;
   }
-  // What is wrong with these numbers themselves; empty if nothing is. Without such a problem no sum of them overflows.
-  // `spatial`: 1 to speak of widths only.
+  // Describes what is wrong with these parameters alone; empty if nothing is. If nothing is, no sum of them overflows.
+  // `spatial`: 1 if messages speak of widths only.
   std::string own_problem(int spatial = 2) const;
-  // What is wrong with x of these sizes (B, C, H, W) and a weight (O, C / groups, kh, kw), with the numbers; empty if
-  // nothing is.
+  // Describes what is wrong with these parameters, or with them for x of these sizes (B, C, H, W) and a weight (O, C /
+  // groups, kh, kw); empty if nothing is.
   std::string problem(const Dims& x, const Dims& weight, int spatial = 2) const;
 };
 

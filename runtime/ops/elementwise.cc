@@ -30,8 +30,8 @@ constexpr OpDef kMul = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return w
       if (g.needs(0)) g.set_reduced(0, g.grad_out() * g.input(1));
       if (g.needs(1)) g.set_reduced(1, g.grad_out() * g.input(0));
     });
-// Inputs a, b, grad: the gradient of b in a / b. (a / b) / b leaves the range of its dtype only if a / b^2 does or a /
-// b does; grad / b may, where b is near the smallest numbers, though the gradient is an ordinary one.
+// Inputs a, b, grad: the gradient of b in a / b. (a / b) / b leaves the range of its dtype only if a / b^2 or a / b
+// does. grad / b may leave it for a very small b even if the gradient is an ordinary number.
 constexpr OpDef kDivGrad = elementwise<kFloatingOnly, 3, 0, [](auto a, auto b, auto g) { return -(g * (a / b / b)); }>(
     "div_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
       out[0] = neg(in[2] * (in[0] / in[1] / in[1]));
@@ -50,8 +50,8 @@ constexpr OpDef kMulScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { re
     "mul_scalar", {}, [](const GradContext& g) { g.set(0, g.grad_out() * g.scalar(0)); });
 constexpr OpDef kRsubScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return wrapping_sub(s, a); }>(
     "rsub_scalar", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
-// Inputs a, grad: the gradient of a in s / a. In this order it leaves the dtype's range only if s / a or the result
-// does.
+// Inputs a, grad: the gradient of a in s / a. In this order the expression leaves the dtype's range only if s / a or
+// the result does.
 constexpr OpDef kRdivScalarGrad =
     elementwise<kFloatingOnly, 2, 1, [](auto a, auto g, auto s) { return -(g * (s / a) / a); }>(
         "rdiv_scalar_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
@@ -71,25 +71,25 @@ constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return wrapping_
 
 namespace {
 
-// PyTorch refuses it, too: the meaning wanted is nearly always "not".
+// PyTorch refuses to subtract bools, too: users nearly always mean "not".
 void require_no_bool(const char* op, TensorArg x) {
   require_defined(op, x);
   if (x.tensor.dtype() == kBool) throw_op_error(op, "cannot subtract bool tensors; cast to a number first", x.where);
 }
-// An integer as a's dtype holds it: its upper bits are lost, as in PyTorch. A sum or a product of integers loses the
-// same bits.
+// Converts an integer to a's dtype: its upper bits are lost, as in PyTorch. A sum or a product of integers
+// loses the same bits.
 Scalar wrapped(const TensorArg& a, Scalar s) {
   if (!a.tensor.defined() || !s.is_integer()) return s;
   if (a.tensor.dtype() == kI32) return static_cast<int32_t>(s.integer());
   if (a.tensor.dtype() == kU8) return static_cast<uint8_t>(s.integer());
   return s;
 }
-// -s; the least i64, which has no negative, is its own for integers.
+// Returns -s. For integers, the least i64, which has no negative, gives itself.
 Scalar negated(const TensorArg& a, Scalar s) {
   const bool least = s.kind() == Scalar::Kind::kInteger && s.integer() == INT64_MIN;
   return least && a.tensor.defined() && !is_floating(a.tensor.dtype()) ? s : -s;
 }
-// An integer operand that a scalar attribute would round.
+// Returns a tensor for an integer operand that a scalar attribute would round.
 Tensor as_tensor(const TensorArg& a, Scalar s) {
   return number_tensor(s, a.tensor.sizes(), {promote(a.tensor.dtype(), s), a.tensor.device()});
 }

@@ -67,14 +67,14 @@ template <class Out, class... In, class Compute>
         continue;
       }
       if constexpr (sizeof...(I) == 2) {
-        // A value per row against a row: the broadcast of norms and softmax.
+        // Input 1 has one value per row, as in the broadcasts of norms and softmax.
         if (out_stride == 1 && strides[0] == 1 && strides[1] == 0) {
           for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Out>(compute(element<In>(in[I], I == 0 ? i : 0)...));
           continue;
         }
       }
       if constexpr (sizeof...(I) == 3) {
-        // Scalars beside rows: where(mask, x, 0).
+        // Each input is a row or one value per row: where(mask, x, 0).
         const auto of_kind = [&]<unsigned kMoving>(std::integral_constant<unsigned, kMoving>) {
           if (out_stride != 1 || !((strides[I] == (kMoving >> I & 1u)) && ...)) return false;
           for (int64_t i = 0; i < n; ++i)
@@ -94,20 +94,20 @@ template <class Out, class... In, class Compute>
   (std::index_sequence_for<In...>());
 }
 
-// A float without its fraction as an integer. What is out of range becomes the nearest number of the type and NaN 0;
-// u8 takes the low byte of the i64, as PyTorch does.
+// Converts a float to an integer, without its fraction. A value out of range becomes the type's nearest number, NaN
+// becomes 0. A u8 gets the low byte of the value as i64, as in PyTorch.
 template <class Out, class In> Out to_integer(In value) {
   if constexpr (std::is_same_v<Out, uint8_t>) {
     return static_cast<uint8_t>(to_integer<int64_t>(value));
   } else {
-    // The type's limits as floats: -2^n is exact, 2^n is one too many.
+    // The type's limits as floats: -2^n is exact, 2^n is one above the largest.
     constexpr In kLow = static_cast<In>(std::numeric_limits<Out>::min()), kHigh = -kLow;
     const Out inside = value >= kLow && value < kHigh ? static_cast<Out>(value) : Out(0);
     return value >= kHigh ? std::numeric_limits<Out>::max() : value < kLow ? std::numeric_limits<Out>::min() : inside;
   }
 }
 
-// A number as an element: floats are rounded to f32 on their way to 16 bits.
+// Converts a number to an element type. Numbers that become 16-bit floats are rounded to f32 first.
 template <class Out, class In> Out convert(In value) {
   static_assert(std::is_arithmetic_v<In>, "a class that converts to double would go around to_integer");
   if constexpr (std::is_same_v<Out, bool>) return value != In(0);

@@ -79,7 +79,7 @@ constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, Deco
                .lower = &Impl::lower};
 }
 
-// Whose results have no gradient. Impl: infer, kHostBody and lower, as ElementwiseImpl has them.
+// Elementwise ops whose results have no gradient. Impl has `infer`, kHostBody and `lower`, as ElementwiseImpl has.
 template <class Impl> constexpr OpDef elementwise_without_gradient(const char* name) {
   return OpDef{.name = name,
                .kind = OpKind::kElementwise,
@@ -89,7 +89,7 @@ template <class Impl> constexpr OpDef elementwise_without_gradient(const char* n
                .lower = &Impl::lower};
 }
 
-// `op`, which a product can also do on its own result.
+// Returns `op`, marked as an op that a product can apply to its own result.
 constexpr OpDef as_epilogue(Epilogue epilogue, OpDef op) {
   op.epilogue = epilogue;
   return op;

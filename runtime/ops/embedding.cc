@@ -1,4 +1,4 @@
-// Rows of a table.
+// Lookups of rows of a table.
 #include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -25,7 +25,7 @@ constexpr OpDef kEmbeddingGrad = {
 };
 
 // Inputs total (V, C), grad, indices: the total with the gradient of the table added. Only the rows that were looked up
-// change, so where the total's memory is free to take, the cost is that of those rows and not of the table.
+// change, so if the total's memory may be reused, the cost is that of these rows and not that of the table.
 constexpr OpDef kEmbeddingGradOnto = {
     .name = "embedding_grad_onto",
     .kind = OpKind::kOpaque,
@@ -72,7 +72,7 @@ void rows_grad(const GradContext& g) {
   else total = call(kEmbeddingGradOnto, operands);
   g.set(0, std::move(total));
 }
-// The rows of a dense list are picked by an index that is the same for all of a row.
+// Reads rows by kPick, with one index for all elements of a row.
 void pick_rows(std::span<const Tensor> in, Lookup lookup, std::span<Tensor> out) {
   const int64_t rows = in[1].numel(), cols = in[0].sizes()[1];
   check_indices(in[1], in[0].sizes()[0], lookup);
@@ -101,7 +101,7 @@ constexpr OpDef kEmbedding = {
     .checks = true,
 };
 
-// The same for a table of any dtype: what index_select makes of its operand.
+// As kEmbedding, for a table of any dtype. index_select calls it on its operand, reshaped to a table.
 constexpr OpDef kIndexSelect = {
     .name = "index_select",
     .kind = OpKind::kOpaque,

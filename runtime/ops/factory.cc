@@ -117,7 +117,7 @@ Tensor number_tensor(Scalar value, const Dims& sizes, TensorOptions options) {
 }
 
 Tensor filled(Tensor made, Scalar value) {
-  const Scalar known = value.visit([](auto number) { return Scalar(number); });  // a kernel knows no symbols
+  const Scalar known = value.visit([](auto number) { return Scalar(number); });  // kernels take plain numbers
   run_kernel({kFill, {}, {&made, 1}, fill_attrs(known), {}});
   return made;
 }

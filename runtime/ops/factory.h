@@ -1,5 +1,5 @@
-// Ops that make a tensor's first values. They have no gradient. A factory runs their kernels on a new tensor
-// (run_kernel in op.h), so every device has factories. What is made while a region records is an ordinary call without
+// Ops that make the first values of a new tensor. They have no gradient. A factory runs their kernels on a new tensor
+// (run_kernel() in op.h), so every device has factories. While a region records, a factory is an ordinary call without
 // operands, on the default device.
 #pragma once
 
@@ -7,9 +7,10 @@
 
 namespace rondo::ops {
 
-// Element i of n is first + i * step, in i64 (`whole`) or f64, converted. Takes no operand, or an f64 scalar, of which
-// nothing but the device counts. ints: {-dtype, n, whole}, where only n can be taken for a size; floats: {first, step}.
-// Integers that are not exact as doubles follow in ints instead, and are never recorded.
+// Element i of n is first + i * step, in i64 (`whole`) or f64, converted. Takes no operand, or an f64 scalar that only
+// says on which device the result lies. ints: {-dtype, n, whole}; the dtype is negated, so that a compiler can take
+// only n for a size. floats: {first, step}. If these are integers and one is not exact as a double, both follow in
+// ints, too, and the call is never recorded.
 extern const OpDef kArange;
 // Returns the number of elements from `first` on that lie before `end`. Throws Error unless all are finite and `step`
 // leads towards `end`.
@@ -20,19 +21,19 @@ int64_t arange_size(double first, double end, double step, std::source_location 
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
 
 // Every element is the value, converted. Takes no operand, or an f64 scalar that only says on which device
-// the result lies. ints: {-dtype, sizes...}, where only sizes can be taken for sizes; floats: {value}. kZeros: the same
+// the result lies. ints: {-dtype, sizes...}, with the dtype negated as in kArange; floats: {value}. kZeros: the same
 // for 0, no floats.
 extern const OpDef kFilled, kZeros;
 // Calls kFilled or kZeros. Returns an undefined tensor if the call is never recorded: for a scalar, which would be a
 // launch of its own, and for an integer that is not exact as a double.
 Tensor record_filled(const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options);
 
-// A number as an operand of an op of tensors, in options.dtype: it broadcasts to `sizes`. 0-dim, or of these sizes
-// while a region records, so that the number is an argument of a kernel and a replay repeats it. Any integer is exact
-// in i64.
+// Returns a tensor with this number, in options.dtype, as an operand that broadcasts to `sizes`. It is 0-dim; while a
+// region records it has these sizes, so that the number is an argument of a kernel and a replay repeats it. Any integer
+// is exact in i64.
 Tensor number_tensor(Scalar value, const Dims& sizes, TensorOptions options);
 
-// Sets every element of a new tensor that is not recorded to the value.
+// Sets every element of `made`, a new tensor that is not recorded, to the value.
 Tensor filled(Tensor made, Scalar value);
 // Returns the attributes of kFill for this value.
 Attrs fill_attrs(Scalar value);

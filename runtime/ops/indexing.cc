@@ -32,7 +32,8 @@ int dim_of(const char* op, const Tensor& x, int64_t dim, std::source_location wh
   return normalize_dim(op, dim, x.sizes(), where);
 }
 
-// `index` (input i) picks from `sizes` along `dim`: the same rank, and no larger in any other dimension.
+// Fails unless `index` (input i) can pick from a tensor of `sizes` along `dim`: it must be i64 with the same rank, and
+// no larger in any other dimension.
 void require_index(InferContext& c, int i, const Dims& sizes, int dim) {
   if (c.dtype(i) != kI64) c.fail("index must be i64");
   const Dims& index = c.sizes(i);
@@ -65,8 +66,8 @@ Tensor index_operand(const char* op, TensorArg index) {
 
 // ---- Gather and scatter
 
-// The check of a lookup, which `decompose` splits from what it reads (Note [Checks are effects]): index (any shape,
-// i64) must lie in [0, size). Output: a bool that nothing reads. ints: {size, Lookup}
+// The check of a lookup's indices, which `decompose` makes an op of its own (Note [Checks are effects]): index (any
+// shape, i64) must lie in [0, size). Output: a bool that nothing reads. ints: {size, Lookup}
 constexpr OpDef kCheckIndices = {
     .name = "check_indices",
     .kind = OpKind::kOpaque,
@@ -96,8 +97,8 @@ void check_indices(const Tensor& index, int64_t size, Lookup lookup) {
   call(kCheckIndices, {index}, {.ints = {size, static_cast<int64_t>(lookup)}});
 }
 
-// Inputs values, index (of one shape), perhaps x: the sums of all values[i] with one index, added to x (else to zeros)
-// where there are any. ints: {dim, sizes of the result...}.
+// Inputs values, index (of one shape), perhaps x: adds each values[i] at index[i] to x, or to zeros if there is no x.
+// ints: {dim, sizes of the result...}.
 constexpr OpDef kScatterSum = {
     .name = "scatter_add",
     .kind = OpKind::kOpaque,
@@ -186,7 +187,7 @@ constexpr OpDef kScatter = {
           const Tensor& index = g.input(1);
           if (g.needs(0)) g.set(0, scatter(g.grad_out(), dim, index, 0.0));
           if (!g.needs(2)) return;
-          // Only what was written last is in the result.
+          // If indices are equal, only the value that was written last is in the result.
           const TensorOptions numbers{kI64, index.device()};
           const Tensor number = reshape(Tensor::arange(index.numel(), numbers), index.sizes());
           const Tensor winner = gather(scatter(Tensor::zeros(g.input_sizes(0), numbers), dim, index, number), dim,
@@ -196,9 +197,9 @@ constexpr OpDef kScatter = {
     .checks = true,
 };
 
-// Inputs x (B, H, S, D), source (B, H, T, D), at (B, T): x with source[b, h, t] as row at[b, t] of x[b, h]. A place
-// outside of [0, S) is no error but says that the row is not written, as padding is not: an op that checks could not be
-// written over its input where another one follows (plan/memory.cc).
+// Inputs x (B, H, S, D), source (B, H, T, D), at (B, T): x with source[b, h, t] as row at[b, t] of x[b, h]. An index
+// outside of [0, S) is no error: the row is not written, which serves padding. So the op has no checks. With checks, a
+// call could not overwrite x if another call with checks follows (plan/memory.cc), as in a model of several layers.
 constexpr OpDef kWriteRows = {
     .name = "write_rows",
     .kind = OpKind::kOpaque,
@@ -309,7 +310,7 @@ Tensor select_slices(const TensorArg& x, int d, const TensorArg& index) {
   if (at.rank() != 1)
     throw_op_error("index_select", "index must have shape (N), got " + to_string(at.sizes()), index.where);
   if (x.tensor.rank() == 0) throw_op_error("index_select", "a scalar has no dimension to select from", x.where);
-  // Rows of a table (size along dim, everything else).
+  // x as a table with a row for each index along dim.
   const Tensor front = transpose(x, 0, d);
   Dims sizes = front.sizes();
   const int64_t rows = sizes[0];
@@ -339,7 +340,8 @@ void require_comparable(InferContext& c) {
 
 namespace {
 
-// The first column that holds the best value. NaN is the best of all, and equals nothing.
+// The first column that holds the best value. NaN is the best value; it is tested for separately
+// because it equals nothing.
 void lower_argmax(LoopBuilder& b) {
   const LoopValue x = b.input(0);
   const LoopValue best = b.reduce(b.integer(2) != 0 ? LoopOp::kReduceMin : LoopOp::kReduceMax, x);
@@ -351,7 +353,7 @@ void lower_argmax(LoopBuilder& b) {
 
 }  // namespace
 
-// The index of the largest (smallest) element along one dimension. ints: {mask of it, keepdim, smallest}
+// The index of the largest (smallest) element along one dimension. ints: {mask of the dimension, keepdim, smallest}
 constexpr OpDef kArgmax = {
     .name = "argmax",
     .kind = OpKind::kReduction,

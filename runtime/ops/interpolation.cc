@@ -1,4 +1,5 @@
-// Interpolation of images to other sizes: linear in x, so the gradient is an op whose gradient is the first one again.
+// Interpolation of images to other sizes. It is linear in x, so its gradient is an op whose
+// gradient is interpolation again.
 #include "rondo/runtime/ops/interpolation.h"
 
 #include <algorithm>
@@ -65,7 +66,7 @@ Taps::Taps(int64_t from, int64_t size, const Interpolation& how) : width(0), siz
 
 namespace {
 
-// Taps along dimension `dim` of a tensor like `like`, as tensors.
+// The Taps of one dimension as tensors, for an image like `like`.
 struct TapTensors {
   int64_t width;
   Tensor pixel, weight;  // (width, size)
@@ -81,7 +82,7 @@ struct TapTensors {
     }
     Tensor place = r.align_corners() ? at * r.distance : (at + 0.5) * r.distance - 0.5;
     if (how.taps == 2 && !how.antialias) place = maximum(place, 0.0);
-    // No place lies below -1, so that 1 more rounds down as an integer.
+    // place + 1 is not negative, so its conversion to an integer rounds down.
     const Tensor first = how.antialias ? maximum(place - r.reach + 1.0, 0.0).to(kI64)
                                        : (place + 1.0).to(kI64) - how.taps / 2;
     const Tensor all = first + Tensor::arange(width, {kI64, like.device()}).view({width, 1});
@@ -149,7 +150,7 @@ void decompose_interpolate_grad(std::span<const Tensor> in, const Attrs& attrs, 
   out[0] = g.is_same(in[0]) ? g.clone() : g.to(in[0].dtype());
 }
 
-// `fail` is told what is wrong with sizes of images (B, C, ., .), if something is.
+// Calls `fail` with a message if these sizes of images (B, C, ., .) are not valid.
 void require_sizes(const Dims& x, Extent size, absl::FunctionRef<void(const std::string&)> fail) {
   const std::string from_to = absl::StrCat(": ", to_string(x), " to [", size[0], ", ", size[1], "]");
   for (int d = 0; d < 2; ++d) {
@@ -220,7 +221,7 @@ Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
   if (how.antialias && nearest) fail("antialias is for bilinear and bicubic interpolation");
   const DType dtype = x.tensor.dtype();
   if (is_floating(dtype)) return call(kInterpolate, {x}, how.attrs({size[0], size[1]}));
-  // A mask, which has no gradient.
+  // Integers, such as masks, which have no gradient.
   if (!nearest)
     fail(absl::StrCat(how.taps == 2 ? "bilinear" : "bicubic", " interpolation needs floating point, got ",
                       std::string(name_of(dtype)), "; kNearest keeps integers as they are"));

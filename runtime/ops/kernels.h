@@ -1,6 +1,6 @@
-// The kernels that op definitions name (OpDef::host): the CPU's. Each is defined in cpu/, in the file of its family. A
-// kernel by hand is that file, a line here, and its name in the op's entry. Those of another device stand in its own
-// folder (cuda/kernels.h).
+// The CPU kernels that op definitions name (OpDef::host). Each is defined in cpu/, in the file of its family. A
+// handwritten kernel needs that file, a line here, and its name in the op's entry. The kernels of another device are in
+// its own folder (cuda/kernels.h).
 //
 // Sums and norms are bit-equal to their decompositions.
 #pragma once
@@ -16,13 +16,15 @@ namespace rondo::cpu {
 void elementwise_kernel(const KernelContext& context);
 
 // cast.cc
-// Input 0 -> output 0, of any two dtypes; the input broadcasts. Floats become integers by cutting the fraction. What is
-// out of range then becomes the nearest number of the integer's type, NaN becomes 0; u8 takes the low byte of an i64.
+// Input 0 -> output 0, of any two dtypes; the input broadcasts. A float that becomes an integer loses its
+// fraction; a value out of range becomes the nearest number of the integer type, NaN becomes 0. A u8 gets the low
+// byte of the value as i64.
 void cast_kernel(const KernelContext& context);
 // Input 1 -> output 0, likewise.
 void copy_kernel(const KernelContext& context);
 
-// Input 0 -> output 0, which may be its memory, and input 1, or a number, into a window of that (ops/window.h).
+// Copies input 0 to output 0, unless they share memory. Then writes input 1, or a number, into a window
+// of output 0 (ops/window.h).
 void overwrite_kernel(const KernelContext& context);
 void window_copy_kernel(const KernelContext& context);  // a window of input 0 -> output 0
 
@@ -37,7 +39,7 @@ void draw_integers_kernel(const KernelContext& context);
 void sum_kernel(const KernelContext& context);
 void max_kernel(const KernelContext& context);
 void min_kernel(const KernelContext& context);
-// truth.cc, for any layout without a copy of it
+// truth.cc: reads any layout without a copy
 void any_kernel(const KernelContext& context);
 void all_kernel(const KernelContext& context);
 
@@ -55,7 +57,7 @@ void rms_norm_grad_kernel(const KernelContext& context);    // grad, x, weight, 
 void batch_norm_kernel(const KernelContext& context);       // x, weight, bias -> y, mean, var
 void batch_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, var -> dx, dweight, dbias
 
-// softmax.cc: ints {dim}; none: the last one
+// softmax.cc: ints {dim}, or none for the last dimension
 void softmax_kernel(const KernelContext& context);
 void softmax_grad_kernel(const KernelContext& context);  // grad, y -> dx
 void log_softmax_kernel(const KernelContext& context);
@@ -68,8 +70,8 @@ std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& contex
 // y (..., out) = x (..., in) w(out, in)^T + bias
 void linear_kernel(const KernelContext& context);
 std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
-// Measured bit for bit: f32 sums are those of the separate op; activations are not, and bf16 rounds once instead of
-// twice, or not at all where the result is widened.
+// Measured: an f32 sum has the bits of the separate op, an activation has not. A bf16 result is rounded once instead of
+// twice, or not at all if it is widened.
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
 
 // convolution.cc: ints of a Convolution (ops/convolution.h), and the size of a gradient
@@ -78,7 +80,7 @@ void conv2d_grad_input_kernel(const KernelContext& context);   // grad, weight -
 void conv2d_grad_weight_kernel(const KernelContext& context);  // grad, x -> dweight
 
 // pooling.cc: ints of a Convolution, and the kernel's size
-void max_pool2d_kernel(const KernelContext& context);  // x -> maxima, their places
+void max_pool2d_kernel(const KernelContext& context);  // x -> maxima, their indices
 
 // interpolation.cc: ints of an Interpolation (ops/interpolation.h)
 void interpolate_kernel(const KernelContext& context);       // x -> y
@@ -99,7 +101,7 @@ void dropout_kernel(const KernelContext& context);
 void embedding_kernel(const KernelContext& context);       // weight (V, C), indices -> (..., C)
 void embedding_grad_kernel(const KernelContext& context);  // grad (..., C), indices -> (V, C)
 void embedding_grad_onto_kernel(
-    const KernelContext& context);  // total (V, C), grad (..., C), indices -> (V, C), may be total
+    const KernelContext& context);  // total (V, C), grad (..., C), indices -> (V, C), perhaps total's memory
 
 // parts.cc: any number of parts of one tensor, put together (ops/parts.h)
 void cat_kernel(const KernelContext& context);         // ints {dim}
@@ -113,9 +115,9 @@ void triu_kernel(const KernelContext& context);
 void gather_kernel(const KernelContext& context);  // x, index -> values
 // index, ints {size, Lookup} -> true. Throws what the lookup throws for a bad index (ops/lookup.h).
 void check_indices_kernel(const KernelContext& context);
-void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
-void scatter_sum_kernel(const KernelContext& context);  // values, index, perhaps x -> sums, or x and the sums
-void write_rows_kernel(const KernelContext& context);   // x, rows, their places (B, T) -> x with them in place
+void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with the values written
+void scatter_sum_kernel(const KernelContext& context);  // values, index, perhaps x -> sums, or x + sums
+void write_rows_kernel(const KernelContext& context);   // x, rows, their indices (B, T) -> x with the rows written
 // segments.cc: index (N), ints {segments, Lookup} -> order (N), starts (segments + 1): ops/segments.h
 void sort_segments_kernel(const KernelContext& context);
 void sum_segments_kernel(const KernelContext& context);  // values (N, ...), starts -> the sum of each segment's rows
@@ -132,7 +134,7 @@ void cross_entropy_kernel(const KernelContext& context);
 // grad, logits, target, logsumexp -> dlogits (N, V)
 void cross_entropy_grad_kernel(const KernelContext& context);
 // x (N, C), weight (V, C), bias (V) or undefined, target (N) -> loss (scalar or N), dx, dweight, dbias: those that are
-// wanted, of a loss whose gradient is 1
+// wanted, for a gradient of 1 at the loss
 void linear_cross_entropy_kernel(const KernelContext& context);
 // grad (as the loss), x, weight, bias, target -> dx, dweight, dbias: those that are wanted
 void linear_cross_entropy_grad_kernel(const KernelContext& context);
@@ -140,14 +142,14 @@ void linear_cross_entropy_grad_kernel(const KernelContext& context);
 void pixel_cross_entropy_kernel(const KernelContext& context);
 // grad, logits, target, logsumexp -> dlogits
 void pixel_cross_entropy_grad_kernel(const KernelContext& context);
-// loss.cc: total, factor (a scalar) -> total * factor, in place: nothing is read or written where the factor is 1
+// loss.cc: total, factor (a scalar) -> total * factor, in place: nothing is read or written if the factor is 1
 void scale_kernel(const KernelContext& context);
 
 }  // namespace rondo::cpu
 
 namespace rondo::ops {
 
-// collective.cc, on every device: a copy, and what the communicator does there.
+// collective.cc, for every device: copies the operand, and the communicator sums the copies.
 void all_reduce_kernel(const KernelContext& context);
 
 }  // namespace rondo::ops

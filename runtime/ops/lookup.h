@@ -1,5 +1,5 @@
-// Lookups in parts: a check of the indices, and an elementwise op that reads (kPick of indexing.cc), which a compiler
-// fuses.
+// The decomposition of lookups: a check of the indices, and an elementwise op that reads the elements (kPick of
+// indexing.cc) and that a compiler can fuse.
 #pragma once
 
 #include "rondo/runtime/op/op.h"
@@ -14,15 +14,16 @@ struct LookupName {
   bool at_position;  // the message tells the position
 };
 LookupName lookup_in(int64_t lookup);
-LookupName lookup_of(const Attrs& checks);  // those of a kCheckIndices
+LookupName lookup_of(const Attrs& checks);  // `checks`: the attributes of a kCheckIndices
 
-// As index_select, but not dense: the result lies in memory with dimension `dim` first. For what reads it at once.
+// As index_select, but not dense: the result lies in memory with dimension `dim` first. For callers that use the result
+// up at once.
 Tensor select_slices(const TensorArg& x, int dim, const TensorArg& index);
 
 // The gradient of a lookup: total (V, C) += rows (..., C) at indices (...), in the order of the indices; in place.
 void add_rows(const Tensor& total, const Tensor& rows, const Tensor& indices);
 
-// Fails, as the op does, unless all indices (i64) lie in [0, size).
+// Throws the Error of the op `lookup` unless all indices (i64) lie in [0, size).
 void check_indices(const Tensor& index, int64_t size, Lookup lookup);
 
 }  // namespace rondo::ops

@@ -14,7 +14,7 @@ void decompose_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs
   const Tensor &target = in[2], logits = in[1].to(compute_dtype(in[1].dtype())), grad = in[0].to(logits.dtype());
   const int64_t n = logits.sizes()[0], V = logits.sizes()[1];
   const bool mean = attrs.ints[1] == static_cast<int64_t>(Reduction::kMean);
-  // Scalars are rounded as the kernel's are.
+  // Scalars are rounded as in the kernel.
   const auto rounded = [&](SymFloat value) { return logits.dtype() == kF64 ? value : to_f32(value); };
   const SymFloat smoothing = rounded(attrs.floats[0]);
   const SymFloat share = rounded(smoothing * rounded(1.0 / static_cast<double>(V)));
@@ -73,7 +73,7 @@ constexpr OpDef kCrossEntropy = {
           Tensor grad;
           if (g.grad_out(0).defined())
             grad = call(kCrossEntropyGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, g.attrs());
-          if (g.grad_out(1).defined()) {  // of a second derivative: logsumexp's is the softmax
+          if (g.grad_out(1).defined()) {  // in second derivatives: logsumexp's gradient is the softmax
             const Dims column = {g.input_sizes(0)[0], 1};
             const Tensor logits = g.input(0).to(g.output(1).dtype());
             const Tensor more = exp(logits - reshape(g.output(1), column)) * reshape(g.grad_out(1), column);
@@ -153,8 +153,9 @@ void decompose_linear_cross_entropy(std::span<const Tensor> in, const Attrs& att
   decompose_linear_cross_entropy_grad(all, attrs, out.subspan(1));
 }
 
-// Adds to `grads` the part from gradients of the saved gradients. With P the logits' gradient of the loss, dx = P W,
-// dweight = P^T x and dbias = P^T 1; so Q arrives at P, and P's own derivative is weight (diag(p) - p p^T) in each row.
+// Adds to `grads` the contribution of gradients that arrive at the saved gradients. Let P be the gradient of the loss
+// by the logits: dx = P W, dweight = P^T x and dbias = P^T 1. Q is the gradient that arrives at P by these. The
+// derivative of P by the logits is weight (diag(p) - p p^T) in each row.
 void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   const Tensor in[] = {g.input(0), g.input(1), g.input(2), g.input(3)};
   const WholeHead head(in, g.attrs());
@@ -197,7 +198,7 @@ void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
 }  // namespace
 
 // Inputs total, factor (a scalar of its dtype): the total times the factor, in place. The factor stays on its device: a
-// factor of 1, which a loss mostly has, costs no pass over the total.
+// factor of 1, the usual one of a loss, costs no pass over the total.
 constexpr OpDef kScale = {
     .name = "scale",
     .kind = OpKind::kOpaque,
@@ -220,8 +221,8 @@ constexpr OpDef kScale = {
 
 namespace {
 
-// A saved gradient of the loss, times the gradient that arrives at the loss. It is scaled in place if possible: the one
-// of an output layer is as large as the layer.
+// Returns a saved gradient of the loss, times the gradient that arrives at the loss. It is scaled in place if possible,
+// because the gradient of an output layer is as large as the layer.
 Tensor scaled(const Tensor& saved, const Tensor& grad) {
   if (!autograd::may_overwrite_saved(saved)) return saved * grad;
   if (!autograd::is_known_one(grad)) call_in_place(kScale, {saved, grad});
@@ -243,10 +244,11 @@ constexpr OpDef kLinearCrossEntropyGrad = {
 };
 
 // Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (LinearLossAttrs).
-// The forward has the logits, so a gradient costs it two products; a backward would need a third, to have them again: a
-// third of the head's time in training. What arrives at a scalar loss only scales its gradients, as in Hsu et al.,
-// "Liger Kernel" (2024). That is not so for kNone, nor for f16, which a loss scale must reach before they are rounded:
-// there the backward walks again.
+// The forward has the logits, so computing the gradients there costs two products. A backward would need a third
+// product to compute the logits again: a third of the head's time in training. The gradient that arrives at a
+// scalar loss only scales these gradients, as in Hsu et al., "Liger Kernel" (2024). In two cases the backward
+// computes the gradients: for kNone, where scaling is not enough, and for f16, where a loss scale must be applied
+// before gradients are rounded.
 constexpr OpDef kLinearCrossEntropy = {
     .name = "linear_cross_entropy",
     .kind = OpKind::kOpaque,

@@ -19,7 +19,7 @@ LoweredCopy& copy_of(const Storage& storage) {
              : *static_cast<LoweredCopy*>(other);
 }
 
-// As large as the parameter; the copy's own memory where nothing else holds it.
+// Memory for a copy of the parameter: the present copy's memory if nothing else holds it.
 Storage memory_for(const LoweredCopy& copy, const Tensor& parameter, DType dtype) {
   const auto bytes = static_cast<size_t>(parameter.numel()) * size_of(dtype);
   if (copy.data && copy.data.is_unique() && copy.data.bytes() == bytes) return copy.data;
@@ -50,7 +50,7 @@ Tensor lowered(const Tensor& parameter, DType dtype) {
   if (!copy.data || copy.dtype != dtype || copy.version != version) {
     // A tape may still hold the copy of an earlier version.
     Storage data = memory_for(copy, parameter, dtype);
-    copy.data = Storage();  // should this throw, there is no copy
+    copy.data = Storage();  // if the next line throws, there is no copy
     as_tensor(data, parameter, dtype).copy_(parameter.detach());
     copy.data = std::move(data);
     copy.dtype = dtype;

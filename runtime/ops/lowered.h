@@ -25,7 +25,7 @@ Tensor copy_to_write(const Tensor& parameter, DType dtype);
 // Makes `copy` the parameter's copy. REQUIRES: it holds the parameter's values, element by element.
 void set_copy(const Tensor& parameter, const Tensor& copy);
 
-// What a parameter's storage has attached: nothing else attaches anything.
+// The attachment of a parameter's storage. Storages have no other attachments.
 struct LoweredCopy : Storage::Attachment {
   std::mutex mutex;
   Storage data;

@@ -30,14 +30,15 @@ struct Minimum {
 
 namespace {
 
-// The share of operand `mine` in the gradient of maximum or minimum; `lost(mine, other)` says where the other one won.
+// Sets the gradient of operand `mine` of maximum or minimum. lost(a, b) is true where the other operand,
+// b, is the result.
 void set_share(const GradContext& g, int mine, Tensor (*lost)(TensorArg, TensorArg)) {
   if (!g.needs(mine)) return;
   const Tensor &a = g.input(mine), &b = g.input(1 - mine), &grad = g.grad_out();
   const Tensor all_or_half = where(equal(a, b), grad * 0.5, grad);
   g.set_reduced(mine, where(lost(a, b), 0.0, all_or_half));
 }
-// Beside a number.
+// As set_share(), for a tensor and a number.
 template <const OpDef& kLost> void number_share(const GradContext& g) {
   const Tensor &a = g.input(0), &grad = g.grad_out();
   const Tensor all_or_half = where(call(kEqualScalar, {a}, g.attrs()), grad * 0.5, grad);
@@ -101,7 +102,8 @@ constexpr OpDef kLog = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scal
     AmpPolicy::kFloat32);
 constexpr OpDef kSqrt = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::sqrt(x); }>(
     "sqrt", {.outputs = kFirst}, [](const GradContext& g) { g.set(0, g.grad_out() / (g.output(0) * 2.0)); });
-// Inputs y = 1 / sqrt(x), grad. In this order it leaves the dtype's range only if the result does; y^3 may before.
+// Inputs y = 1 / sqrt(x), grad. In this order the product leaves the dtype's range only if the result does; y^3 may
+// leave it earlier.
 constexpr OpDef kRsqrtGrad =
     elementwise<kFloatingOnly, 2, 0, [](auto y, auto g) { return g * scalar::constant(y, -0.5) * y * y * y; }>(
         "rsqrt_grad", {}, nullptr, [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
@@ -160,7 +162,7 @@ constexpr OpDef kPowScalar = elementwise<kFloatingOnly, 1, 1, [](auto x, auto s)
 
 namespace {
 Tensor larger_or_smaller(const char* name, const OpDef& op, OfTensors of_tensors, TensorArg a, Scalar b) {
-  // Truths count as the integers 0 and 1.
+  // Bools count as the integers 0 and 1.
   if (a.tensor.defined() && promote(a.tensor.dtype(), b) == kBool)
     return call_with_number(name, op, of_tensors, {a.tensor.to(kU8, a.where), a.where}, b).to(kBool);
   return call_with_number(name, op, of_tensors, a, b);
@@ -190,7 +192,7 @@ Tensor log1p(TensorArg x) { return call_floating(kLog1p, x); }
 Tensor expm1(TensorArg x) { return call_floating(kExpm1, x); }
 Tensor pow(TensorArg x, Scalar exponent) {
   require_defined("pow", x);
-  // For any other exponent the kernel takes a logarithm.
+  // A product, because the kernel for other exponents takes a logarithm.
   if (is_floating(x.tensor.dtype()) && exponent.real() == 2.0) {
     const bool widens = amp::autocast_dtype() && is_low_precision(x.tensor.dtype());  // as kPowScalar does
     const Tensor base = widens ? x.tensor.to(kF32, x.where) : x.tensor;
@@ -199,7 +201,7 @@ Tensor pow(TensorArg x, Scalar exponent) {
   if (is_floating(x.tensor.dtype()) || !exponent.is_integer())
     return call_floating(kPowScalar, x, {.floats = {exponent.real()}});
   if (exponent.integer() < 0) throw_op_error("pow", "an integer has no negative power; cast it to a float", x.where);
-  // By squares; the result wraps around as a product does.
+  // By repeated squaring; the result wraps around as a product does.
   Tensor square = x.tensor.to(promote(x.tensor.dtype(), exponent), x.where);
   Tensor result = Tensor::ones(square.sizes(), {square.dtype(), square.device()});
   for (int64_t rest = exponent.integer(); rest > 0; rest /= 2) {

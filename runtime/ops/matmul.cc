@@ -48,8 +48,9 @@ Tensor as_rows(const Tensor& t) {
   return reshape(t, {rows, t.sizes().back()});
 }
 
-// A product may sum in another order for another layout. A region receives dense gradients, so that eager execution and
-// regions agree in every bit only if products read no others. A gradient has gaps where it comes from a cat or a split.
+// Makes the gradient dense. A product may sum in another order for another layout, and a region receives dense
+// gradients. So eager execution and regions agree in every bit only if products read dense gradients. The gradient of a
+// cat's operand or of a split may have gaps.
 Tensor dense_gradient(const GradContext& g) { return g.grad_out().contiguous(); }
 
 }  // namespace
@@ -66,7 +67,7 @@ constexpr OpDef kMatmul = {
           const Tensor &a = g.input(0), &b = g.input(1), grad = dense_gradient(g);
           if (g.needs(0)) g.set_reduced(0, matmul(grad, transpose(b, -1, -2)));
           if (!g.needs(1)) return;
-          // One shared matrix gathers over all rows at once.
+          // The gradient of a shared matrix sums over all rows in one product.
           if (g.input_sizes(1).rank() == 2) g.set(1, matmul(transpose(as_rows(a), 0, 1), as_rows(grad)));
           else g.set_reduced(1, matmul(transpose(a, -1, -2), grad));
         },

@@ -37,7 +37,8 @@ MatrixStrides matrix_strides(const Tensor& t, int64_t batch = 0) {
   return {t.strides()[t.rank() - 2], t.strides()[t.rank() - 1], batch};
 }
 
-// True if the dimensions can be ordered such that each steps over all of the next: the layouts that oneDNN knows.
+// True if the dimensions can be ordered such that each stride steps over all of the next dimension: oneDNN supports
+// only these layouts.
 bool nests(int64_t batch, int64_t rows, int64_t cols, const MatrixStrides& s) {
   std::array<std::pair<int64_t, int64_t>, 3> dims = {{{s.batch, batch}, {s.row, rows}, {s.column, cols}}};
   std::sort(dims.begin(), dims.end());
@@ -50,7 +51,7 @@ bool nests(int64_t batch, int64_t rows, int64_t cols, const MatrixStrides& s) {
   return true;
 }
 
-// Widening is what `call.wide` says already.
+// Widening is not a post-op, because `call.wide` already requests it.
 bool is_post_op(const EpilogueCall& epilogue) { return epilogue.kind != Epilogue::kWiden; }
 
 void add_epilogues(const KernelContext& context, MatmulCall& call) {
@@ -67,7 +68,7 @@ void add_epilogues(const KernelContext& context, MatmulCall& call) {
 absl::InlinedVector<MatmulPlan::Piece, 1> one_piece() { return {{0, 0, 0}}; }
 MatmulPlan copies(bool a, bool b) { return {.call = std::nullopt, .pieces = {}, .copy_a = a, .copy_b = b}; }
 
-// A result without an inner dimension.
+// Computes the result of a call whose inner dimension is 0.
 void fill_empty_product(const KernelContext& context) {
   Tensor& out = context.out();
   if (context.has(2)) {
@@ -143,7 +144,7 @@ MatmulPlan plan_matmul(const KernelContext& context) {
     const int d = split - 1;
     if (batch[d] != 1) {
       if (inner == 1) {
-        if (a_batch[d] == 0 && b_batch[d] == 0) break;  // a batch of equal products: the library knows no such thing
+        if (a_batch[d] == 0 && b_batch[d] == 0) break;  // the library has no batch of equal products
         a_stride = a_batch[d];
         b_stride = b_batch[d];
       } else if (a_batch[d] != a_stride * inner || b_batch[d] != b_stride * inner) {

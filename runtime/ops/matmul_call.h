@@ -17,7 +17,7 @@
 
 namespace rondo {
 
-// How the matrices of one operand lie, in elements. One of `row` and `column` is 1.
+// The strides of the matrices of one operand, in elements. One of `row` and `column` is 1.
 struct MatrixStrides {
   constexpr MatrixStrides(int64_t row, int64_t column, int64_t batch = 0) : row(row), column(column), batch(batch) {}
   int64_t row, column;
@@ -30,19 +30,20 @@ struct MatrixStrides {
 
 // One (batched) product C = A B (+ bias), then its epilogues.
 //
-// Sizes and layouts come together: a library that is given a stride that nobody set writes in wrong places. Strides of
-// dimensions of size 1 become those of a dense matrix, so that products which differ in them only are one.
+// The constructor takes sizes and strides together, because with a stride that nobody set a library would write to
+// wrong addresses. Strides of dimensions of size 1 become those of a dense matrix, so that calls which differ only in
+// these strides are equal.
 struct MatmulCall {
   // A (m, k) and B (k, n) may be transposed; rows of C (m, n) are dense. Throws InternalError for other strides.
   MatmulCall(DType dtype, int64_t m, int64_t n, int64_t k, MatrixStrides a, MatrixStrides b, MatrixStrides c,
              int64_t batch = 1);
   DType dtype;        // f32, bf16, f16 or f64, all operands alike
-  bool wide = false;  // but C, and what is added to it, is f32 and the others are 16-bit: nothing is rounded
+  bool wide = false;  // C and what is added to it are f32, the other operands 16-bit: nothing is rounded
   int64_t batch, m, n, k;
   MatrixStrides a, b, c;
   bool bias = false;                                   // a row of n, added to every row
   std::array<Epilogue, kMaxEpilogues> epilogues = {};  // those that the device's library can do
-  // By epilogue: the operand is C itself, as it was before.
+  // By epilogue: true if its operand is C, with the values from before the product.
   std::array<bool, kMaxEpilogues> in_place = {};
   DType result_dtype() const { return wide ? kF32 : dtype; }
   // The same product of dense matrices of another dtype, without bias and epilogues.
@@ -62,14 +63,14 @@ struct MatmulOperands {
   void* c = nullptr;
 };
 
-// A call of an op: one product for all pieces, at offsets in elements.
+// The products of a call of an op. All have the same shape; each piece has its own offsets, in elements.
 struct MatmulPlan {
   std::optional<MatmulCall> call;  // none if operands are copied first
   struct Piece {
     int64_t a, b, c;
   };
   absl::InlinedVector<Piece, 1> pieces;
-  // No library reads these operands as they lie.
+  // True for an operand whose strides no library can read: it is copied first.
   bool copy_a = false, copy_b = false;
   bool readable() const { return !copy_a && !copy_b; }
 
@@ -77,17 +78,17 @@ struct MatmulPlan {
   MatmulOperands at(const MatmulOperands& base, const Piece& piece) const;
 };
 
-// Read shapes and strides, no data. The inner dimension may not be 0.
+// Plan functions read shapes and strides, no data. REQUIRES: the inner dimension is not 0.
 using MakeMatmulPlan = MatmulPlan (*)(const KernelContext&);
 MatmulPlan plan_matmul(const KernelContext& context);
 MatmulPlan plan_linear(const KernelContext& context);
 
-// Runs a call of matmul or linear: calls run(call, operands) for each product, in order. Operands that no library reads
-// as they lie are copied first. Without an inner dimension there is no product: the result is the bias, or 0.
+// Runs a call of matmul or linear: calls run(call, operands) for each product, in order. Operands whose strides no
+// library can read are copied first. Without an inner dimension there is no product: the result is the bias, or 0.
 void run_products(const KernelContext& context, MakeMatmulPlan make_plan,
                   absl::FunctionRef<void(const MatmulCall&, const MatmulOperands&)> run);
 
-// True if the call is products, whose operands lie as a library reads them.
+// True if the call consists of products whose operands a library can read without a copy.
 bool is_preparable(const KernelContext& context);
 
 // A prepared call. `Product`: one product of a device, with run(operands).

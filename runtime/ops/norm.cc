@@ -28,7 +28,8 @@ Tensor widened(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 Tensor sum_leading(const Tensor& t) {
   return t.rank() > 1 ? sum(t, leading_dims(t.rank())) : sum(unsqueeze(t, 0), {0});
 }
-// Adds to dx the part from a gradient of the hidden statistics. Only a second derivative brings one.
+// a + b, or b if `a` is undefined. Adds to dx the part from a gradient of the saved statistics, which occurs
+// only in second derivatives.
 Tensor plus(const Tensor& a, const Tensor& b) { return a.defined() ? a + b.to(a.dtype()) : b; }
 
 void same_as_input(InferContext& c) {
@@ -167,11 +168,11 @@ constexpr OpDef kRMSNormGrad = {
     .decompose = &decompose_norm_grad<false>,
 };
 
-// ---- Softmax: ints {dim}; none: the last one
+// ---- Softmax: ints {dim}, or none for the last dimension
 
 namespace {
 
-// The largest element of each line. Of lines without elements: 0, which nothing reads.
+// The largest element of each line. For lines without elements it is 0, which nothing reads.
 Tensor top_of_lines(const Tensor& x, int64_t dim) {
   return x.size(dim) == 0 ? sum(x, {dim}, true) : max(x, {dim}, true);
 }
@@ -253,7 +254,7 @@ Tensor rms_norm(TensorArg x, TensorArg weight, double eps) {
 
 namespace {
 
-// The lines of `op` run along `dim`.
+// Calls `op`, a kind of softmax, along `dim`.
 Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
   require_defined(op.name, x);
   const int rank = x.tensor.rank(), d = normalize_dim(op.name, dim, x.tensor.sizes(), x.where);

@@ -18,8 +18,8 @@
 namespace rondo::ops {
 
 // ---- Elementwise. Operands broadcast. Dtypes are promoted as in PyTorch (promotion.h); a Scalar operand counts as a
-// number, not as a tensor (scalar.h). A quotient of integers is f32, and so are exp, sin and their like. In place, a
-// float result in an integer tensor is an error.
+// number, not as a tensor (scalar.h). A quotient of integers is f32, and so are exp, sin and similar functions of
+// integers. In place, a float result in an integer tensor is an error.
 Tensor add(TensorArg a, TensorArg b);
 Tensor sub(TensorArg a, TensorArg b);
 Tensor mul(TensorArg a, TensorArg b);
@@ -44,19 +44,19 @@ Tensor hardswish(TensorArg x);  // Howard et al., "Searching for MobileNetV3" (2
 Tensor leaky_relu(TensorArg x, double slope = 0.01);
 Tensor silu(TensorArg x);                  // x sigmoid(x); also called swish
 Tensor softplus(TensorArg x);              // ln(1 + e^x)
-Tensor maximum(TensorArg a, TensorArg b);  // NaN wins; equal operands share the gradient
+Tensor maximum(TensorArg a, TensorArg b);  // propagates NaN; equal operands share the gradient
 Tensor minimum(TensorArg a, TensorArg b);
 Tensor maximum(TensorArg a, Scalar b);
 Tensor minimum(TensorArg a, Scalar b);
 Tensor abs(TensorArg x);
 Tensor sign(TensorArg x);  // -1, 0 or 1; 0 for NaN
 Tensor square(TensorArg x);
-Tensor pow(TensorArg x, Scalar exponent);  // with the special values of C
+Tensor pow(TensorArg x, Scalar exponent);  // special values as in C's pow
 Tensor sin(TensorArg x);                   // accurate for |x| < 1e5 in f32, 1e9 in f64
 Tensor cos(TensorArg x);
 Tensor log1p(TensorArg x);  // ln(1 + x)
 Tensor expm1(TensorArg x);  // e^x - 1
-// x limited to [low, high]; an infinite bound does not limit. The gradient passes strictly inside.
+// x limited to [low, high]; an infinite bound does not limit. Gradients pass only where low < x < high.
 Tensor clamp(TensorArg x, Scalar low, Scalar high);
 enum class GeluKind { kTanh, kErf };
 // Gaussian error linear unit (Hendrycks and Gimpel, 2016); kTanh is GPT-2's approximation.
@@ -74,7 +74,8 @@ Tensor less(TensorArg a, Scalar b);
 Tensor less_equal(TensorArg a, Scalar b);
 Tensor greater(TensorArg a, Scalar b);
 Tensor greater_equal(TensorArg a, Scalar b);
-// Bits of integers, and truths of bools (bitwise.cc). Dtypes are promoted as in add; floats are an error.
+// Bitwise operations on integers, and logical ones on bools (bitwise.cc). Dtypes are promoted as in add;
+// floats are an error.
 Tensor bitwise_and(TensorArg a, TensorArg b);
 Tensor bitwise_or(TensorArg a, TensorArg b);
 Tensor bitwise_xor(TensorArg a, TensorArg b);
@@ -82,7 +83,7 @@ Tensor bitwise_and(TensorArg a, Scalar b);
 Tensor bitwise_or(TensorArg a, Scalar b);
 Tensor bitwise_xor(TensorArg a, Scalar b);
 Tensor bitwise_not(TensorArg x);
-// a shifted by b bits; of integers only. Bits that leave the dtype are lost. shift_right keeps the sign. A b that is
+// a shifted by b bits; for integers only. Bits that leave the dtype are lost. shift_right keeps the sign. A b that is
 // negative or not less than the dtype's bits shifts all of them out.
 Tensor shift_left(TensorArg a, TensorArg b);
 Tensor shift_right(TensorArg a, TensorArg b);
@@ -127,7 +128,7 @@ Tensor unsqueeze(TensorArg x, int64_t dim);
 Tensor flatten(TensorArg x, int64_t first = 0, int64_t last = -1);
 // Parts of `size` along `dim`; the last may be shorter. Any number of parts is one call, and so is their gradient.
 std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim);
-// As split, into `n` parts of one size, rounded up: there are fewer where the last ones would be empty.
+// As split, into `n` parts; their size is rounded up, and last parts that would be empty are left out.
 std::vector<Tensor> chunk(TensorArg x, int64_t n, int64_t dim);
 // x.select(dim, i) for every i, as one call. stack() puts them together again.
 std::vector<Tensor> unbind(TensorArg x, int64_t dim = 0);
@@ -148,28 +149,29 @@ Tensor triu(TensorArg x, int64_t diagonal = 0);
 // `index`, an operand of `op`, as i64. Throws Error unless it is i64 or i32. For functions that take indices.
 Tensor index_operand(const char* op, TensorArg index);
 
-// ---- Elements by index (indexing.cc). Indices are i64 or i32 and not negative; a bad one is an error. So it is with
-// all arguments that are indices: token ids, targets, positions. out[i][j] = x[index[i][j]][j] for dim 0, and so on.
-// index may be smaller than x in the other dimensions.
+// ---- Elements by index (indexing.cc). Indices are i64 or i32. An index that is negative or out of range is an error.
+// This holds for all arguments that are indices: token ids, targets, positions. gather: out[i][j] = x[index[i][j]][j]
+// for dim 0, and so on. index may be smaller than x in the other dimensions.
 Tensor gather(TensorArg x, int64_t dim, TensorArg index);
 // x with source written where gather would read. If indices are equal, the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value);
-// x with source added there. Values of equal indices add up, in order. The result has the wider dtype, as that of cat.
+// x with source added where gather would read. Values of equal indices add up, in order. The result has the wider
+// dtype, as in cat.
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // x with the slices of source added along dim: x[..., index[i], ...] += source[..., i, ...], in order. index (N);
 // source has x's sizes, but N along dim.
 Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // In place: row at[b, t] of x[b, h] becomes source[b, h, t]. x (B, H, S, D), source (B, H, T, D) of x's dtype, at (B,
-// T). A row whose place is not in [0, S) is not written, and that is no error; of several for one place the last one
-// wins. What writes a KVCache: the places are values, so a compiled region is the same for all of them.
+// T). A row whose index is not in [0, S) is not written; this is no error. If several rows have one index, the last one
+// wins. KVCache uses this function: the indices are data, so one compiled region serves all of them.
 void write_rows_(TensorArg x, TensorArg source, TensorArg at);
 // The slices x[..., index[i], ...] along dim. index (N).
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index);
 // Running sum, in order; i64 for integers and bools.
 Tensor cumsum(TensorArg x, int64_t dim);
-// The index of the largest (smallest) element, the first one if several are equal; NaN wins. Without dim: the index
-// into the flattened tensor.
+// The index of the largest (smallest) element, the first one if several are equal; NaN comes before all numbers.
+// Without dim: the index into the flattened tensor.
 Tensor argmax(TensorArg x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
 Tensor argmin(TensorArg x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
 struct ValuesAndIndices {
@@ -185,8 +187,8 @@ ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim = -1, bool largest = t
 // ---- Reductions (reduction.cc) over one dimension, several, or (without `dims`) all: sum(x, 1), sum(x, {0, -1}).
 Tensor sum(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // i64 for integers and bools
 Tensor mean(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);  // of floats only
-Tensor max(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // NaN wins
-Tensor min(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // NaN wins
+Tensor max(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // propagates NaN
+Tensor min(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // propagates NaN
 // Variance and standard deviation (statistics.cc): sum((x - mean)^2) / (n - correction), over n elements. The default
 // correction of 1 gives the unbiased variance of a sample; 0 gives that of the values themselves. var_mean reads x once
 // for both.
@@ -209,8 +211,8 @@ Tensor matmul(TensorArg a, TensorArg b);
 Tensor linear(TensorArg x, TensorArg weight, TensorArg bias);
 
 // ---- Convolutions (convolution.cc). x (B, C, H, W) and weight (O, C / groups, kh, kw) may be channels last, that is
-// lie in memory as (B, H, W, C); then the result does, too. A number for each spatial dimension, or one for all: {2,
-// 1}, or 2.
+// lie in memory as (B, H, W, C); then the result does, too. Spatial: a number for each spatial dimension, or one for
+// all: {2, 1}, or 2.
 template <int N> struct Spatial {
   std::array<int64_t, N> size = {};
   constexpr Spatial(std::integral auto n) { size.fill(static_cast<int64_t>(n)); }
@@ -219,7 +221,8 @@ template <int N> struct Spatial {
 };
 struct SamePadding {};
 inline constexpr SamePadding kSamePadding;
-// Zeros at both ends of each spatial dimension; or kSamePadding: as many as keep the size. Then the stride must be 1.
+// The number of zeros at both ends of each spatial dimension; or kSamePadding, as many as keep the size,
+// which requires stride 1.
 template <int N> struct ConvPadding : Spatial<N> {
   using Spatial<N>::Spatial;
   constexpr ConvPadding(SamePadding) : Spatial<N>(0), same(true) {}
@@ -252,7 +255,7 @@ Tensor conv_transpose2d(TensorArg x, TensorArg weight, TensorArg bias, ConvTrans
 // ---- Images (B, C, H, W): pooling.cc, interpolation.cc, resample.cc
 struct MaxPool2dOptions {
   std::optional<Spatial<2>> stride = std::nullopt;  // default: the kernel's size
-  Spatial<2> padding = 0;                           // at most half of the kernel; it never wins
+  Spatial<2> padding = 0;                           // at most half of the kernel; never the maximum
   Spatial<2> dilation = 1;
   bool ceil_mode = false;  // true: the last window may reach over the end
 };
@@ -263,7 +266,7 @@ struct AvgPool2dOptions {
   std::optional<Spatial<2>> stride = std::nullopt;  // default: the kernel's size
   Spatial<2> padding = 0;                           // at most half of the kernel
   bool ceil_mode = false;
-  bool count_include_pad = true;  // zeros of the padding count
+  bool count_include_pad = true;  // the mean counts zeros of the padding
 };
 Tensor avg_pool2d(TensorArg x, Spatial<2> kernel, AvgPool2dOptions options = {});
 // Means over windows [floor(i H / oh), ceil((i + 1) H / oh)): (B, C, oh, ow).
@@ -277,12 +280,12 @@ struct InterpolateOptions {
   // without antialias a = -0.75, as in PyTorch.
   bool antialias = false;
 };
-// (B, C, h, w) for `size` {h, w}. kNearest takes every dtype, masks of integers among them; the others take floats.
+// (B, C, h, w) for `size` {h, w}. kNearest takes every dtype, such as integer masks; the others take floats.
 Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options = {});
 
 enum class PadMode { kConstant, kReflect, kReplicate };
 // `amounts`: PyTorch's order, the last dimension first: {left, right, top, bottom}. Negative ones crop (kConstant
-// only). kReflect, without the edge itself: less than the size.
+// only). kReflect does not repeat the edge, so its amounts must be less than the size.
 Tensor pad(TensorArg x, const Dims& amounts, PadMode mode = PadMode::kConstant, double value = 0);
 // (B, C f f, H, W) -> (B, C, H f, W f), f = factor.
 Tensor pixel_shuffle(TensorArg x, int64_t factor);
@@ -294,19 +297,19 @@ Tensor rms_norm(TensorArg x, TensorArg weight, double eps = 1e-6);
 Tensor softmax(TensorArg x, int64_t dim = -1);
 Tensor log_softmax(TensorArg x, int64_t dim = -1);
 
-// ---- Normalisation of channels (channel_norm.cc). x (B, C, ...), weight and bias (C) or undefined, in x's dtype or,
-// of 16 bits, in f32. (x - mean) / sqrt(var + eps) * weight + bias.
+// ---- Normalisation of channels (channel_norm.cc). x (B, C, ...), weight and bias (C) or undefined, in x's dtype, or
+// in f32 if x is of 16 bits. (x - mean) / sqrt(var + eps) * weight + bias.
 struct BatchNormed {
   Tensor y;
   Tensor mean, var;  // (C), in the compute dtype; the variance divides by the number of values
 };
-// Ioffe and Szegedy, "Batch normalization" (2015), with the statistics of each channel in x. Without any value they are
-// NaN.
+// Ioffe and Szegedy, "Batch normalization" (2015), with the statistics of each channel in x. If x has no
+// elements, they are NaN.
 BatchNormed batch_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);
 struct Statistics {
   Tensor mean, var;  // (C)
 };
-// With given statistics, as in evaluation. They may have gradients.
+// batch_norm with given statistics, as in evaluation. They may have gradients.
 Tensor batch_norm_with(const Statistics& of, TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);
 // Wu and He, "Group normalization" (2018): the statistics of each group of C / groups neighbouring channels.
 Tensor group_norm(TensorArg x, int64_t groups, TensorArg weight, TensorArg bias, double eps = 1e-5);
@@ -316,12 +319,12 @@ struct AttentionOptions {
   bool causal = false;
   std::optional<double> scale = std::nullopt;  // default 1 / sqrt(D)
   double dropout = 0;                          // the weights go through dropout() with this probability
-  Generator* generator = nullptr;              // of the dropout, which takes one offset; null: default_generator()
+  Generator* generator = nullptr;              // for dropout, which takes one offset; null: default_generator()
 };
 // q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with Hkv dividing H -> (B, H, Tq, D), laid out in memory as (B, Tq, H, D).
 // mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64 or i32: (B, H, Tq, 1) the
-// first key of each query, (B, H, Tq, 2) that and the end of its keys, which costs nothing for the others. Tiled after
-// Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See first_keys() in
+// first key of each query, (B, H, Tq, 2) that and the end of its keys; keys outside of this range cost no time. Tiled
+// after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, even with dropout. See first_keys() in
 // modules/layers/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would drop. The
 // v of a masked or dropped key is multiplied by 0, so k and v must be finite everywhere. An additive mask that requires
 // a gradient gets one (relative positions); its backward stores one Tq x Tk matrix for each head.
@@ -378,7 +381,7 @@ struct LinearCrossEntropyOptions {
 // cross_entropy(linear(x, weight, bias), target), but only chunk_rows * V logits, or gradients of logits, exist at a
 // time. x (N, C), weight (V, C), bias (V) or undefined, target i64 or i32 (N). The floats have one dtype, which is the
 // result's. Under autocast the products run in its dtype, and loss and gradients are f32. If an operand requires a
-// gradient, the forward of a scalar loss computes the gradients too; under no_grad() it does not.
+// gradient, the forward of a scalar loss computes the gradients too, but not under no_grad() or in f16.
 Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,
                             LinearCrossEntropyOptions options = {});
 
@@ -389,13 +392,13 @@ Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 // random.cc. 1 with probability p, else 0; of p's shape and floating dtype, without a gradient. Takes one offset.
 Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
 
-// ---- Collectives (collective.cc). The sum of x, of a floating dtype, over all ranks of the communicator, every one of
-// which calls this with the same shape and dtype, in the same order among its collectives. Its gradient is the sum of
-// the gradients of all ranks: another collective, which every rank's backward calls. A region records it like any op
-// (Note [Collectives are effects]).
+// ---- Collectives (collective.cc). The sum of x, of a floating dtype, over all ranks of the communicator. Every rank
+// must make this call, with the same shape and dtype, and in the same order among its collectives. The gradient is the
+// sum of the gradients of all ranks: another collective, which every rank's backward must reach. A region records it
+// like any op (Note [Collectives are effects]).
 // Tensor parallelism by hand: sum the partial results of a layer that is split by its inputs, divide each rank's loss
-// by the number of ranks, and add up the gradients of parameters that every rank holds: then all are those of one
-// process.
+// by the number of ranks, and add up the gradients of parameters that every rank holds. All gradients then equal those
+// of one process.
 Tensor all_reduce_sum(TensorArg x, const Communicator& communicator);
 
 }  // namespace rondo::ops

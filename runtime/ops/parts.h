@@ -1,5 +1,4 @@
-// Parts of one tensor, side by side or over each other, that cat and slice_grad put together: where each operand of a
-// call belongs in the result.
+// Where each operand of a call of cat or slice_grad belongs in the result. Operands may lie side by side or overlap.
 #pragma once
 
 #include <optional>
@@ -19,11 +18,11 @@ struct Part {
 
 struct Parts {
   std::vector<Part> places;  // by operand
-  // Operand 0 covers all of the result, as a sum does to which the others are added. The rest is about the others then.
+  // Operand 0 has the result's size, and the others are added to it. The fields below are then about the others only.
   bool first_is_whole = false;
-  // No element belongs to two of them, so they may be put in place in any order.
+  // No element of the result belongs to two operands, so they may be written in any order.
   bool apart = false;
-  // If they are `apart` along `dim`: the [begin, end) that nothing covers. Sorted.
+  // If `apart`, along dimension `dim`: the ranges [begin, end) that no operand covers, sorted.
   int dim = 0;
   std::vector<std::pair<int64_t, int64_t>> gaps;
 };
@@ -32,12 +31,12 @@ struct Parts {
 Parts parts_of_cat(const KernelContext& context);
 Parts parts_of_slice_grad(const KernelContext& context);
 
-// Operands that lie side by side along a dimension of the result and fill it, in their order there.
+// Operands that lie side by side along a dimension of the result and fill it. `order`: their order along the dimension.
 struct SideBySide {
   int dim = 0;
   std::vector<size_t> order;
 };
-// nullopt: the op, or this call, does something else. `inputs`: the operands' sizes.
+// Returns nullopt if the call does not put its operands side by side. `inputs`: the operands' sizes.
 std::optional<SideBySide> side_by_side(const OpDef& op, const Attrs& attrs, std::span<const Dims> inputs,
                                        const Dims& result);
 

@@ -1,8 +1,8 @@
 // Cross-entropy of the pixels of an image, whose logits are interpolated to the image's size on the way.
 //
 // Logits at the size of the image are the largest tensors of a network for segmentation: with 19 classes at 512 x 1024,
-// 40 MB an image and head, which interpolation, a change of layout, the loss and all their gradients read and write.
-// The kernel has a few rows of them at a time, and a backward computes them again.
+// 40 MB for each image and head, which interpolation, a change of layout, the loss and all their gradients read and
+// write. The kernel holds only a few rows of these logits at a time, and the backward computes them again.
 #include "rondo/runtime/ops/pixel_loss.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/interpolation.h"
@@ -13,7 +13,7 @@
 namespace rondo::ops {
 namespace {
 
-// In the compute dtype, (B, C, H, W).
+// The logits interpolated to the target's size, (B, C, H, W), in the compute dtype.
 Tensor at_size_of(const Tensor& logits, const Tensor& target) {
   return interpolate(logits.to(compute_dtype(logits.dtype())), {target.size(1), target.size(2)},
                      {.mode = InterpolateMode::kBilinear});
@@ -45,7 +45,7 @@ void decompose_pixel_cross_entropy_grad(std::span<const Tensor> in, const Attrs&
   out[0] = back_to(logits.sizes(), where(above_classes(counts), dx, 0.0)).to(logits.dtype());
 }
 
-// Logits and target, which are operands `first` and `first + 1`.
+// Checks logits and target, which are operands `first` and `first + 1`.
 void require_pixels(InferContext& c, int first) {
   c.require_floating(first);
   const Dims &x = c.sizes(first), &t = c.sizes(first + 1);
@@ -93,7 +93,7 @@ constexpr OpDef kPixelCrossEntropy = {
           Tensor grad;
           if (g.grad_out(0).defined())
             grad = call(kPixelCrossEntropyGrad, {g.grad_out(0), logits, target, g.output(1)}, g.attrs());
-          if (g.grad_out(1).defined()) {  // of a second derivative: logsumexp's is the softmax
+          if (g.grad_out(1).defined()) {  // in second derivatives: logsumexp's gradient is the softmax
             const Tensor p = exp(at_size_of(logits, target) - above_classes(g.output(1)));
             const Tensor more = back_to(logits.sizes(), p * above_classes(g.grad_out(1))).to(logits.dtype());
             grad = grad.defined() ? grad + more : more;

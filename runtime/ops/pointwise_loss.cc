@@ -99,7 +99,7 @@ Tensor bce_with_logits(TensorArg x, TensorArg target, BCEWithLogitsOptions optio
   require_same_shape("bce_with_logits", x, target);
   Tensor losses;
   if (options.pos_weight.defined()) {
-    // softplus(-x) counts pos_weight times where the target is 1.
+    // Where the target is 1, softplus(-x) is multiplied by pos_weight.
     const Tensor y = target.tensor.to(promote(x.tensor.dtype(), target.tensor.dtype()), target.where);
     const Tensor factor = add({y * (options.pos_weight.detach() - 1.0), x.where}, 1.0);
     losses = (1.0 - y) * x.tensor + factor * softplus({neg(x), x.where});

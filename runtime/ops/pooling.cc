@@ -1,5 +1,5 @@
-// Pooling over windows of images. Maxima are an op, which also says where they were found; means are convolutions with
-// one weight, and products with a matrix of means where windows have several sizes.
+// Pooling over windows of images. Maxima are an op, which also returns their indices. Means are convolutions with a
+// constant weight or, if windows have several sizes, products with a matrix of weights.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 
 // True if a window reads no pixel of a dimension, only padding.
 bool reads_only_padding(const Convolution& how, int d, int64_t size, int64_t kernel) {
-  // Only windows with gaps that begin before the image can.
+  // Only dilated windows that begin before the image can do so.
   for (int64_t begin = -how.before[d]; begin < 0; begin += how.stride[d]) {
     const int64_t first = begin + (-begin + how.dilation[d] - 1) / how.dilation[d] * how.dilation[d];
     if (first >= size || first > begin + how.reach(d, kernel) - 1) return true;
@@ -25,7 +25,7 @@ bool reads_only_padding(const Convolution& how, int d, int64_t size, int64_t ker
   return false;
 }
 
-// What is wrong with windows of this size over x; empty if nothing is.
+// Describes what is wrong with windows of this size over x; empty if nothing is.
 std::string window_problem(const Convolution& how, const Dims& x, Extent kernel) {
   if (std::string problem = how.problem({x[0], 1, x[2], x[3]}, {1, 1, kernel[0], kernel[1]}); !problem.empty())
     return problem;
@@ -39,7 +39,7 @@ std::string window_problem(const Convolution& how, const Dims& x, Extent kernel)
   return "";
 }
 
-// The windows of the public options, whose zeros at the end are as many as `ceil_mode` needs.
+// The windows of the public options. The padding at the end is as large as `ceil_mode` needs.
 template <class Options>
 Convolution windows(const char* op, const TensorArg& x, const Spatial<2>& kernel, const Options& options,
                     const Spatial<2>& dilation) {
@@ -63,7 +63,7 @@ Convolution windows(const char* op, const TensorArg& x, const Spatial<2>& kernel
   for (int d = 0; d < 2 && options.ceil_mode; ++d) {
     const int64_t n = x.tensor.size(2 + d), floor = how.output_size(d, n, kernel[d]);
     const int64_t end = floor * how.stride[d] + how.reach(d, kernel[d]) - n - how.before[d];
-    // One more window, unless it would begin behind the image; none of its pixels are read twice.
+    // Adds one window for the rest, unless it would begin behind the image.
     const bool has_rest = (n + 2 * how.before[d] - how.reach(d, kernel[d])) % how.stride[d] != 0;
     if (has_rest && floor * how.stride[d] < n + how.before[d]) how.after[d] = end;
   }
@@ -74,7 +74,7 @@ Extent pooled_size(const Convolution& how, const Dims& x, Extent kernel) {
   return {how.output_size(0, x[2], kernel[0]), how.output_size(1, x[3], kernel[1])};
 }
 
-// The maximum and its place by comparing with one pixel of all windows at a time.
+// Finds the maxima and their indices by comparing one pixel of all windows at a time.
 void decompose_max_pool2d(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   const Convolution how = Convolution::of(attrs);
   const Tensor& x = in[0];
@@ -110,8 +110,8 @@ void decompose_max_pool2d(std::span<const Tensor> in, const Attrs& attrs, std::s
 
 }  // namespace
 
-// Input x (B, C, H, W); outputs the maxima (B, C, oh, ow), and where they are: i64, h W + w. ints: a Convolution
-// without groups, kh, kw.
+// Input x (B, C, H, W); outputs the maxima (B, C, oh, ow), and their indices in the image, h W + w (i64). ints: a
+// Convolution without groups, kh, kw.
 constexpr OpDef kMaxPool2d = {
     .name = "max_pool2d",
     .kind = OpKind::kOpaque,
@@ -159,7 +159,7 @@ Tensor avg_pool2d(TensorArg x, Spatial<2> kernel, AvgPool2dOptions options) {
   Convolution how = windows("avg_pool2d", x, kernel, options, 1);
   const Dims& in = x.tensor.sizes();
   const Extent size = pooled_size(how, in, {kernel[0], kernel[1]});
-  // By dimension: how many pixels each window counts.
+  // By dimension: the number of pixels over which each window's mean is taken.
   std::vector<double> counts[2];
   bool all_whole = true;
   for (int d = 0; d < 2; ++d)

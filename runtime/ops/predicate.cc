@@ -1,4 +1,4 @@
-// Ops that ask a question: of each element (isfinite, isinf, isnan) or of many (any, all). Their results are bool.
+// Predicates: of each element (isfinite, isinf, isnan) or over many elements (any, all). Their results are bool.
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
@@ -60,7 +60,7 @@ LoopValue truth_of(LoopBuilder& b) {
   const LoopValue x = b.input(0);
   return x.type == kBool ? x : scalar::ne(x, scalar::constant(x, 0.0));
 }
-// In parts, true elements are counted. However many there are, only none sums to 0.
+// The decomposition counts true elements. The count may be rounded, but it is 0 only if there are none.
 Tensor truths(const Tensor& x) { return x.to(kBool).to(kF32); }
 Tensor count(const Tensor& ones, const Attrs& attrs) { return call(kSum, {ones}, attrs); }
 

@@ -17,14 +17,14 @@ enum Category { kBools, kIntegers, kFloats };
 
 constexpr Category category(DType t) { return t == kBool ? kBools : is_floating(t) ? kFloats : kIntegers; }
 
-// True if every number of `from` is one of `to`.
+// True if `to` holds every number of `from` exactly.
 constexpr bool is_exact(DType from, DType to) { return from == to || from == kBool || (from == kU8 && to != kBool); }
 
 constexpr DType quotient_dtype(DType t, Promotion promotion) {
   return promotion == Promotion::kQuotient && !is_floating(t) ? kF32 : t;
 }
 
-// Where an op on operands of dtypes a and b computes a result of dtype `result`.
+// The dtype in which an op on operands of dtypes a and b computes a result of dtype `result`.
 constexpr DType working_dtype(DType result, DType a, DType b, Promotion promotion) {
   if (promotion == Promotion::kCompare) return result;
   if (result == kBool) return kU8;  // a sum is "or", a product is "and"
@@ -49,7 +49,7 @@ void require_fits_in_place(const OpDef& op, DType result, TensorArg target) {
                  target.where);
 }
 
-// The result, computed elsewhere in a wider dtype, into `target`.
+// Copies a result that was computed in a wider dtype into `target`.
 void write_back(const OpDef& op, const Tensor& result, TensorArg target) {
   if (!(result.sizes() == target.tensor.sizes()))
     throw_op_error(op.name,

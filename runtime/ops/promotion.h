@@ -4,7 +4,8 @@
 //   Tensor hypot(TensorArg a, TensorArg b) { return call_promoted(kHypot, a, b); }
 //
 // - The dtypes form three categories: bool < integers < floats. The operand of the highest category decides the
-//   result's dtype. Inside a category a tensor with dimensions counts before a 0-dim tensor, and that before a Scalar.
+//   result's dtype. Inside a category a tensor with dimensions counts before a 0-dim tensor, and a 0-dim
+//   tensor before a Scalar.
 // - Results of bf16 and f16 are computed in f32 and rounded once, unless all operands are exact in the result's dtype.
 // - Operands of one dtype are passed on as they are. Otherwise casts are recorded as ops of their own, so a compiled
 //   region runs the same casts as eager execution.
@@ -27,29 +28,30 @@ enum class Promotion : uint8_t {
 DType result_dtype(std::span<const Tensor* const> tensors);
 DType result_dtype(const Tensor& a, const Tensor& b);
 
-// The result of an op of two tensors on operands of any dtypes. Throws Error for undefined tensors.
+// Calls an op of two tensors on operands of any dtypes. Throws Error for undefined tensors.
 Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion = Promotion::kArithmetic);
 // The same for an op of one tensor and a scalar attribute.
 Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion = Promotion::kArithmetic);
 // Writes the result into `a`. Throws Error if the result is a float and `a` is not, or if only `a` is bool.
 void call_promoted_(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion = Promotion::kArithmetic);
 void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion = Promotion::kArithmetic);
-// The result of a function on floats; integers and bools become f32.
+// Calls an op of floats; integers and bools become f32.
 Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs = {});
 
-// The result of an op of one tensor and a number of the tensor's dtype: a comparison, or an op that keeps elements as
-// they are, such as maximum. The attribute is rounded to the promoted dtype. Throws Error for an integer that this
-// dtype does not hold; a comparison (kCompare) computes in i64 then: all of u8 is less than 300. `of_tensors`: the
-// function for an integer that an attribute would round. `name`: of the public function, for errors.
+// Calls an op of one tensor and a number of the tensor's dtype: a comparison, or an op that keeps elements as they are,
+// such as maximum. The attribute is rounded to the promoted dtype. Throws Error for an integer that this dtype does not
+// hold; a comparison (kCompare) then computes in i64, because every u8 is less than 300. `of_tensors`: the function for
+// an integer that an attribute would round. `name`: of the public function, for errors.
 using OfTensors = Tensor (*)(TensorArg, TensorArg);
 Tensor call_with_number(const char* name, const OpDef& op, OfTensors of_tensors, TensorArg a, Scalar s,
                         Promotion promotion = Promotion::kArithmetic);
-// The parts of that: the dtype, and the attribute for elements of `dtype`. REQUIRES: is_exact_attribute(s).
+// The two steps of call_with_number(): the promoted dtype, and the attribute for elements
+// of `dtype`. REQUIRES: is_exact_attribute(s).
 DType dtype_with_number(const char* name, const TensorArg& a, Scalar s, Promotion promotion = Promotion::kArithmetic);
 Attrs number_attrs(Scalar s, DType dtype);
 
-// Throws Error unless elements of `dtype` can take `value`: an integer must be in range without its fraction, and a
-// finite float must not become infinite.
+// Throws Error unless elements of `dtype` can hold `value`. For an integer dtype, the value without its fraction must
+// be in range; for a float dtype, a finite value must not become infinite.
 void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where);
 
 // x.to(dtype) for another dtype: a dense copy. Images keep their layout (Note [Channels last results]).

@@ -7,11 +7,11 @@
 namespace rondo::ops {
 
 enum class Distribution : int64_t { kUniform, kNormal };
-// Element i is a function of the stream and i alone: the words of counter i (random.h). Input: the stream's state, i64
-// [2] (Note [Random state] in random_state.h).
+// Element i depends only on the stream and on i: it is made of the random numbers of counter i (random.h). Input: the
+// stream's state, i64 [2] (Note [Random state] in random_state.h).
 extern const OpDef kDraw;  // ints: {distribution, increment, dtype, sizes...}
 extern const OpDef
-    kDrawIntegers;  // ints: {increment, dtype, low, span, sizes...}: low ... low + span - 1, an unsigned span
+    kDrawIntegers;  // ints: {increment, dtype, low, span, sizes...}: from [low, low + span); span is unsigned
 
 // The normal distribution from two uniform numbers in (0, 1) (Box and Muller, 1958). In f64.
 template <class T> [[gnu::always_inline]] inline T normal_of(T u, T v) {

@@ -78,7 +78,7 @@ ReducedRun last_run(const Dims& sizes, int64_t mask) {
     run.outer *= sizes[d];
     run.is_all = run.is_all && (!reduces(d) || sizes[d] == 1);
   }
-  // Nothing is reduced but dimensions of size 1: rows of one element.
+  // Only dimensions of size 1 are reduced: the rows have one element.
   if (run.mask == 0) std::swap(run.outer, run.inner);
   else run.by_columns = run.inner > 1 || (run.outer == 1 && keeps_behind);
   return run;
@@ -86,8 +86,8 @@ ReducedRun last_run(const Dims& sizes, int64_t mask) {
 
 namespace {
 
-// Note [Runs]: a call of `op` for each run; Note [Full order]: one for the rows, one for their results. `types`: the
-// dtypes of accumulators and of the result, of an op whose attributes name a dtype.
+// Reduces x by several calls of `op`: one for each run (Note [Runs]), or one for the rows and one for their results
+// (Note [Full order]). `types`: the dtypes of accumulators and of the result, for an op whose attributes name a dtype.
 struct SumTypes {
   DType accumulator, result;
 };
@@ -114,7 +114,7 @@ Tensor reduce_by_runs(const OpDef& op, Tensor x, const Attrs& attrs, std::option
   if (types) last.ints.push_back(static_cast<int64_t>(types->result));
   return reshape(call(op, {x}, last), reduced_sizes(sizes, attrs.ints[0], attrs.ints[1] != 0));
 }
-// What a sum adds up in: floats in their compute dtype, integers and bools in i64.
+// The dtype in which a sum adds up: for floats their compute dtype, for integers and bools i64.
 DType sum_accumulator(DType dtype) { return is_floating(dtype) ? compute_dtype(dtype) : kI64; }
 DType sum_dtype(DType dtype, const Attrs& attrs) {
   if (attrs.ints.size() > 2) return static_cast<DType>(attrs.ints[2]);
@@ -160,7 +160,7 @@ namespace {
 void extremum_grad(const GradContext& g) {
   const Dims kept = kept_sizes(g.input_sizes(0), g.integer(0));
   const Tensor hit = cast(equal(g.input(0), reshape(g.output(0), kept)), g.input_dtype(0));
-  // In the compute dtype: 16-bit floats do not count far.
+  // Counts in the compute dtype: 16-bit floats are exact only for small counts.
   const DType compute = compute_dtype(g.input_dtype(0));
   const Tensor count = call(kSum, {hit}, {.ints = {g.integer(0), 1, static_cast<int64_t>(compute)}});
   g.set(0, hit * (reshape(g.grad_out(), kept) / count).to(g.input_dtype(0)));
@@ -206,7 +206,7 @@ Tensor mean(TensorArg x, const ReduceDims& dims, bool keepdim) {
   if (!is_floating(dtype)) throw_op_error("mean", "needs a floating-point tensor; cast it first", x.where);
   const double share = 1.0 / static_cast<double>(n);
   if (!is_low_precision(dtype) || amp::autocast_dtype()) return mul({call(kSum, {x}, attrs), x.where}, share);
-  // A sum of 16-bit floats may be too large for them where the mean is not.
+  // The sum of 16-bit floats may overflow their dtype even if the mean does not.
   Attrs wide = attrs;
   wide.ints.push_back(static_cast<int64_t>(compute_dtype(dtype)));
   return mul({call(kSum, {x}, wide), x.where}, share).to(dtype, x.where);

@@ -23,7 +23,7 @@ Dims kept_sizes(const Dims& sizes, int64_t mask);
 // The number of elements that each result is made of.
 int64_t reduced_numel(const Dims& sizes, int64_t mask);
 
-// The dimension of a reduction over one; 0 of a scalar, which has none.
+// The dimension of a reduction over one dimension; 0 for a scalar, which has none.
 inline int reduced_dim(int64_t mask) { return mask == 0 ? 0 : std::countr_zero(static_cast<uint64_t>(mask)); }
 
 // The last run of reduced dimensions: Note [Runs] of ops/reduction_order.h.
@@ -35,10 +35,10 @@ struct ReducedRun {
 };
 ReducedRun last_run(const Dims& sizes, int64_t mask);
 
-// True for a call that reduces each row to one number and then these: Note [Full order].
+// True for a call that first reduces each row to one number, and then these numbers: Note [Full order].
 bool reduces_rows_first(const Dims& sizes, const Attrs& attrs);
 
-// The dimension of a softmax of `sizes`: ints {dim}; none: the last one.
+// The dimension of a softmax over a tensor of these sizes: ints {dim}, or the last one if there are no ints.
 inline int softmax_dim(const Dims& sizes, const Attrs& attrs) {
   return attrs.ints.empty() ? sizes.rank() - 1 : static_cast<int>(attrs.ints[0]);
 }

@@ -2,9 +2,10 @@
 // and generated kernels follow it too: this is what makes "compiled equals eager, bit for bit" possible.
 //
 // Note [Row order]. A reduction over the contiguous columns of a row keeps kLanes accumulators: column c goes to lane
-//   c % kLanes, in increasing c; the lanes then meet in a tree: 8 with 8, 4 with 4, 2 with 2, 1 with 1 (lane i takes i
-//   + k). Lanes start at the identity (0, or -inf for max). After every kRowBlock columns the lanes are combined onto
-//   totals, which start there, too, and begin anew; at the end the totals meet in the tree.
+//   c % kLanes, in increasing c. The lanes are then combined in a tree: in steps k = 8, 4, 2, 1 lane i takes lane
+//   i + k. Lanes start at the identity (0, or -inf for max). After every kRowBlock columns each lane is combined
+//   into its total, which also starts at the identity, and is reset to the identity. At the end the totals are
+//   combined in the tree.
 // Note [Column order]. A reduction over the rows splits them into chunks of column_chunk_rows(rows); in each chunk rows
 //   are added in order onto 0; the chunks' partial sums are then added in order onto the first.
 // Note [Runs]. Neighbouring dimensions that are all reduced, or all kept, are one run; dimensions of size 1 belong to
@@ -12,13 +13,13 @@
 //   is 1, each row of (outer, reduced) is reduced in row order. Otherwise each of the `outer` matrices of (reduced,
 //   inner) is reduced in column order, as is a matrix of one column, (reduced, 1). The other reduced runs follow in the
 //   same way, from the last to the first; the results between two runs are accumulators.
-// Blocks and chunks are bounded, so that no more than some thousand numbers are added one after the other: an f32 that
-//   grows by 8 million small ones is off by a part in 300.
-// Note [Full order]. A reduction over every dimension (not keeping them) splits the elements, in row-major order, into
+// Blocks and chunks are bounded, so that no more than some thousand numbers are added one after the other: an f32 sum
+//   of 8 million small numbers, added one by one, is off by a part in 300.
+// Note [Full order]. A reduction over every dimension, without keepdim, splits the elements, in row-major order, into
 //   chunks of kFullChunk; each is reduced in row order, and so are then the chunks' results. If full_row() names a row,
-//   the rows are reduced first, in row order, and then their results, accumulators, in this way: the first half fuses
-//   with what makes the elements. With kept dimensions a full reduction is a row reduction of a normalisation and
-//   follows row order.
+//   the rows are reduced first, in row order, and then their results, which are accumulators, in chunks: so a compiler
+//   can fuse the first step with the ops that compute the elements. With keepdim a full reduction follows row order,
+//   because normalisations use it as a row reduction.
 // Accumulators are f32 for f32, bf16 and f16, and f64 for f64.
 #pragma once
 

@@ -1,5 +1,4 @@
-// Other sizes and orders of pixels, in public ops: padding, pixel_shuffle. Compiled, they are lookups that fuse with
-// what follows.
+// Padding and pixel_shuffle, written in public ops. Compiled, they are lookups that fuse with the ops that follow.
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -1,5 +1,5 @@
-// Rotary position embedding (Su et al., "RoFormer", 2021), in the half-split layout of GPT-NeoX and Llama: dimension i
-// turns with dimension i + D/2 by the angle t * base^(-2i/D).
+// Rotary position embedding (Su et al., "RoFormer", 2021), in the half-split layout of GPT-NeoX and Llama: dimensions i
+// and i + D/2 are rotated together by the angle t * base^(-2i/D).
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/floating_point_scope.h"
@@ -12,7 +12,7 @@
 namespace rondo::ops {
 
 namespace {
-// By slices: (a, b) -> (a cos - b sin, b cos + a sin).
+// The rotation by slices: (a, b) -> (a cos - b sin, b cos + a sin).
 Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, bool inverse) {
   const Tensor x = given.to(compute_dtype(given.dtype()));
   const int64_t half = x.sizes().back() / 2;
@@ -23,8 +23,8 @@ Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, bool inve
 }
 }  // namespace
 
-// Inputs x (..., T, D), cos and sin (T, D/2) in x's compute dtype. ints: {inverse}. Linear in x, and orthogonal: the
-// gradient turns back.
+// Inputs x (..., T, D), cos and sin (T, D/2) in x's compute dtype. ints: {inverse}. Linear in x and orthogonal, so the
+// gradient is the inverse rotation.
 constexpr OpDef kRotary = {
     .name = "rotary",
     .kind = OpKind::kOpaque,
@@ -68,7 +68,7 @@ RotaryTables rotary_tables(int64_t T, int64_t D, double base, int64_t start, Ten
 }
 
 Tensor rotary_embedding(TensorArg x, const RotaryTables& tables) {
-  // The op keeps no x for its backward, and the gradient of learnt angles reads it.
+  // The op does not save x, but the gradient of learnt angles needs it. So the angles are applied by slices.
   if (grad_enabled() && x.tensor.defined() && tables.cos.defined() && tables.sin.defined() &&
       (tables.cos.requires_grad() || tables.sin.requires_grad())) {
     const Tensor* const operands[] = {&x.tensor, &tables.cos, &tables.sin};

@@ -159,8 +159,8 @@ template <class T> [[gnu::always_inline]] inline T exp2_fraction_coarse(T f) {
                         0.00967554155177321449, 0.00132764781993021475});
 }
 
-// 2^t of that accuracy. t is limited to where the power of two is 0, a normal number or infinity: exp2_int gives 0 one
-// below its range and infinity one above.
+// 2^t with the accuracy of exp2_fraction_coarse(). t is limited to where the power of two is 0, a normal number or
+// infinity: exp2_int gives 0 for the integer just below its range, and infinity for the one just above.
 template <class T> [[gnu::always_inline]] inline T exp2_coarse(T t) {
   t = is_f64(t) ? limit(t, -1023.0, 1024.0) : limit(t, -127.0, 128.0);
   const T n = round_even(t);
@@ -182,8 +182,8 @@ template <class T> [[gnu::always_inline]] inline T exp_reduced(T r, T half) {
   return fraction * power * power;
 }
 
-// x - n ln 2 (times 2, 1 or -1: `times`). ln 2 in two parts; integers up to the largest exponent times the first are
-// exact (Cody and Waite 1980).
+// x - times n ln 2, with `times` 2, 1 or -1. ln 2 is split into two parts; the first part times any integer up to the
+// largest exponent is exact (Cody and Waite 1980).
 template <class T> [[gnu::always_inline]] inline T minus_ln2_high(T n, double times, T x) {
   return fma(n, constant(n, -times * (is_f64(n) ? 6.93147180369123816490e-01 : 0.693145751953125)), x);
 }
@@ -247,7 +247,7 @@ template <class T> [[gnu::always_inline]] inline LogParts<T> log_parts(T x) {
   return {select(upper, e + constant(x, 1.0), e), select(upper, m * constant(x, 0.5), m) - constant(x, 1.0)};
 }
 
-// ln(1 + f) - f, f as above.
+// ln(1 + f) - f, f as in LogParts.
 template <class T> [[gnu::always_inline]] inline T log_tail(T f) {
   const T square = f * f;
   if (is_f64(f)) {
@@ -263,7 +263,7 @@ template <class T> [[gnu::always_inline]] inline T log_tail(T f) {
   return fma(constant(f, -0.5), square, p * f * square);
 }
 
-// The values of a logarithm outside the positive finite numbers, by its argument.
+// `result`, the logarithm of x, corrected where x is not a positive finite number.
 template <class T> [[gnu::always_inline]] inline T log_special(T x, T result) {
   result = select(lt(x, constant(x, kInf)), result, x);  // infinity and NaN
   result = select(lt(x, constant(x, 0.0)), constant(x, kNaN), result);
@@ -294,7 +294,7 @@ template <class T> [[gnu::always_inline]] inline T log1p(T x) {
   const T one = constant(x, 1.0);
   const T u = one + x, v = u - one, c = (one - (u - v)) + (x - v);
   const auto [e, f] = log_parts(u);
-  // Above the limit c is below rounding.
+  // For an e above the limit, c is too small to change the result.
   const T g = fma(c, exp2_int(-minimum(e, constant(x, 64.0))), f);
   const T low = minus_ln2_low(e, -1.0, log_tail(g));
   const T result = log_special(u, minus_ln2_high(e, -1.0, g + low));
@@ -391,7 +391,7 @@ template <class T> [[gnu::always_inline]] inline T gelu_tanh(T x) {
 // epsilon max(1, |result|).
 template <class T> [[gnu::always_inline]] inline T gelu_tanh_grad(T x, T g) {
   const bool wide = is_f64(x);
-  // Beyond, the derivative is 0 or 1 to the last bit of 1; inside, 2^t is a normal number.
+  // Outside of these limits the derivative is 0 or 1 to the last bit of 1; inside, 2^t is a normal number.
   x = wide ? limit(x, -20.0, 20.0) : limit(x, -9.5, 9.5);
   const T z = x * x, one = constant(x, 1.0);
   const T t = x * fma(z, constant(x, -kGeluLog2 * kGeluCubic), constant(x, -kGeluLog2));
@@ -403,8 +403,8 @@ template <class T> [[gnu::always_inline]] inline T gelu_tanh_grad(T x, T g) {
 }
 
 // The distribution of the standard normal, with an error below one ulp of 1: 2^M(|x|), M the minimax polynomial of
-// log2 Phi(-|x|) weighted by Phi, and its complement. M falls below every exponent beyond its range (f32), or is set
-// to.
+// log2 Phi(-|x|) weighted by Phi, and its complement. Beyond the range of the fit, M falls below every exponent (f32)
+// or is set to such a value (f64).
 template <class T> [[gnu::always_inline]] inline T normal_cdf(T x) {
   const T a = abs(x);
   T m;

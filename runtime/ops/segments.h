@@ -1,4 +1,4 @@
-// Sums by index in parts, for a compiler that fuses the sums with what makes their values
+// Sums by index in parts, for a compiler that fuses the sums with the ops that make the values
 // (compile/transform/segments.cc): the indices are sorted, the values are made in that order, and neighbours are added
 // up. The bits are those of the whole op: Note [Segments] of cpu/row_sums.h.
 #pragma once
@@ -11,8 +11,8 @@ struct SortedRows {
   Tensor order;   // (N), i64: the rows of each segment, in ascending order, one segment after the other
   Tensor starts;  // (segments + 1), i64: where in `order` each segment begins
 };
-// Sorts the rows by index (N), i64. Unless all indices lie in [0, segments), it fails as `scatters` does, an op with
-// trait::SumByIndex.
+// Sorts the rows by index (N), i64. Throws the Error of `scatters`, an op with trait::SumByIndex, unless all indices
+// lie in [0, segments).
 SortedRows sort_segments(const OpDef& scatters, const Tensor& index, int64_t segments);
 // Row i of the result is row order[i] of x.
 Tensor in_order(const Tensor& x, const Tensor& order);

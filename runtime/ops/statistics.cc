@@ -7,17 +7,18 @@
 namespace rondo::ops {
 namespace {
 
-// Both without the reduced dimensions, as the attributes say, in the compute dtype.
+// Both have the sizes of the reduction's result, and the compute dtype.
 struct Moments {
   Tensor mean;
   Tensor squares;  // the sum of the squares of all differences from the mean
 };
 
-// Note [Moments]. A reduction in two steps (several runs of dimensions, or rows first: reduction_order.h) takes the
-//   differences from the mean of each first step. With n elements, of mean m and squares q, in each of these,
-//     sum (x - mean)^2 = the sum of q + n (m - mean)^2   over all of them.
+// Note [Moments]. A reduction in two steps (several runs of dimensions, or rows first: reduction_order.h) takes
+//   differences from the mean of each group that its first step reduces. If each group has n elements with mean m, and
+//   q is the sum of their squared differences from m, then
+//     sum (x - mean)^2 = the sum of q + n (m - mean)^2 over all groups.
 //   (Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.) So x is
-//   read once, a row at a time, for both: the second sweep of a row finds it in a cache.
+//   read once, a row at a time, for mean and squares: the second pass over a row finds it in a cache.
 class TwoSteps {
  public:
   TwoSteps(const Dims& sizes, const Attrs& attrs) : sizes_(sizes), mask_(attrs.ints[0]), keeps_(attrs.ints[1]) {
@@ -29,7 +30,7 @@ class TwoSteps {
   int64_t n() const { return reduced_numel(sizes_, mask_); }
   int64_t n_of_first() const { return reduced_numel(sizes_, first_); }
 
-  // The calls that ops::sum and ops::mean make, which compiled code shares with these.
+  // These make the same calls as ops::sum and ops::mean, so that compiled code can share the calls.
   Tensor all(const Tensor& x) const {
     if (!is_one()) return rest(first(x));
     return is_low_precision(x.dtype()) ? step(x, mask_, keeps_) : call(kSum, {x}, {.ints = {mask_, keeps_}});
@@ -39,7 +40,7 @@ class TwoSteps {
     if (rows_first_) return step(reshape(sums, {sums.numel()}), 1, 0);
     return reshape(step(sums, mask_ & ~first_, 1), reduced_sizes(sizes_, mask_, keeps_ != 0));
   }
-  // Results as operands of what they were made of.
+  // Reshape results so that they broadcast to the tensors from which they were computed.
   Tensor over_all(const Tensor& result) const { return reshape(result, kept_sizes(sizes_, mask_)); }
   Tensor over_first(const Tensor& result) const { return reshape(result, kept_sizes(sizes_, first_)); }
 
@@ -118,7 +119,7 @@ constexpr OpDef kVarMean = {
           const TwoSteps steps(x.sizes(), g.attrs());
           Tensor grad;
           if (g.grad_out(0).defined())
-            // A mean of 16 bits would be too coarse.
+            // A 16-bit mean would not be precise enough.
             grad = variance_grad(g, g.grad_out(0),
                                  is_low_precision(g.output(1).dtype()) ? mean_of(x, steps) : g.output(1));
           if (g.grad_out(1).defined()) {

@@ -17,7 +17,7 @@ extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMat
     kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
     kFactoryOps, kConvolutionOps, kPoolingOps, kInterpolationOps, kCollectiveOps, kChannelNormOps, kPixelLossOps;
 
-// Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
+// Ops that are used in another file, or in their own file before their definition. Other ops are not declared.
 // elementwise.cc
 extern const OpDef kAdd, kSub, kMul, kAddScalar;
 // comparison.cc
@@ -62,7 +62,7 @@ extern const OpDef kAllReduceSum;
 extern const OpDef kRotary;
 // dropout.cc
 extern const OpDef kDropout;
-// ints: {increment}; floats: {p, the factor of what is kept}.
+// The attributes of dropout: ints {increment}; floats {p, the factor of kept elements}.
 Attrs dropout_attrs(SymFloat p, int64_t increment);
 // For infer functions: fails unless input `state` is a random state (Note [Random state]); and p is a probability.
 void check_random_state(InferContext& c, int state);

@@ -13,13 +13,13 @@ void triangle_infer(InferContext& c) {
   c.output(0, c.dtype(0), c.sizes(0));
 }
 
-// With a mask, which is a tensor of its own: a compiler runs the kernels instead.
+// Computes the triangle by a mask. The mask costs a tensor, so a compiler runs the kernels instead.
 Tensor in_parts(const Tensor& x, int64_t diagonal, bool lower) {
   const Triangle triangle = triangle_of(x.sizes(), diagonal, lower);
   const TensorOptions numbers{kI64, x.device()};
   const Tensor rows = unsqueeze(Tensor::arange(triangle.rows, numbers), 1) + triangle.diagonal;
   const Tensor cols = unsqueeze(Tensor::arange(triangle.cols, numbers), 0);
-  return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, false);  // false widens no dtype
+  return where(lower ? less_equal(cols, rows) : less_equal(rows, cols), x, false);  // `false` does not widen x's dtype
 }
 
 }  // namespace

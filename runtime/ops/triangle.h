@@ -1,4 +1,4 @@
-// Shared by the kernels of tril and triu: the columns of a row that stay.
+// Shared by the kernels of tril and triu: the columns of a row that are kept.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct Triangle {
   int64_t end(int64_t r) const { return lower ? std::clamp<int64_t>(r + diagonal + 1, 0, cols) : cols; }
 };
 
-// Beyond the matrix all diagonals are alike, and a row plus a very large one would not fit into an int64_t.
+// Clamps the diagonal: beyond the matrix all diagonals are alike, and a row plus a very large diagonal would overflow.
 inline Triangle triangle_of(const Dims& sizes, int64_t diagonal, bool lower) {
   const int64_t rows = sizes[sizes.rank() - 2], cols = sizes[sizes.rank() - 1];
   return {rows, cols, std::clamp(diagonal, -rows, cols), lower};

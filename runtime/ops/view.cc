@@ -21,7 +21,7 @@ Attrs attrs_of(const Dims& dims) {
   return attrs;
 }
 
-// Strides that show `sizes`/`strides` as `to` without moving data; false if there are none.
+// Finds strides with which a tensor of `sizes` and `strides` can be viewed as `to`; false if there are none.
 bool view_strides(const Dims& sizes, const Dims& strides, const Dims& to, Dims& result) {
   result = contiguous_strides(to);
   if (sizes.numel() == 0) return true;
@@ -143,7 +143,8 @@ void slice_grad_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 
-// Adds the gradients of slices of input 0 to what has arrived there. `ints`: {dim, begin, step} of each.
+// Adds the gradients of slices of input 0 to the gradient that input 0 has received so far. `ints`: {dim, begin, step}
+// of each slice.
 void add_slices(const GradContext& g, std::span<const Tensor> grads, std::span<const int64_t> ints) {
   Tensor total = g.take_total(0);
   const bool joins = total.defined() && total.dtype() == grads[0].dtype();
@@ -167,9 +168,10 @@ void add_slices(const GradContext& g, std::span<const Tensor> grads, std::span<c
 
 }  // namespace
 
-// Zeros with operand 0 in its place, to which the other operands are added in theirs, in order. So one call is the
-// gradient of any number of slices of one tensor; and where operand 0 covers everything, the call adds slices to it. An
-// operand is a slice, or (with a dimension less) a select. ints: {sizes..., {dim, begin, step} of each operand}
+// Zeros with operand 0 written at its position, to which the other operands are added, in order, at their
+// positions. So one call is the gradient of any number of slices of one tensor. If operand 0 covers everything, the
+// call adds slices to it. An operand is a slice, or (with a dimension less) a select. ints: {sizes..., {dim, begin,
+// step} of each operand}
 constexpr OpDef kSliceGrad = {
     .name = "slice_grad",
     .kind = OpKind::kOpaque,
@@ -266,7 +268,8 @@ void split_grad(const GradContext& g) {
     grads.push_back(g.grad_out(i));
     ints.insert(ints.end(), {dim, i * step, 1});
   }
-  // All parts, and nothing to add them to: only a copy, which their producers may even save a compiler.
+  // If all parts have gradients, and there is nothing to add them to, the result is a mere copy. A compiler can even
+  // avoid the copy, because the producers of the parts can write into the result.
   Tensor total = g.take_total(0);
   const bool copies = g.integer(1) > 0 && !total.defined() && std::ssize(grads) == g.n_outputs();
   if (copies) return g.set(0, cat(grads, dim));

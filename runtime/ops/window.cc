@@ -1,5 +1,5 @@
-// Windows as ops: a view of any strides, and a copy with other values in a window. Recordings make them of writes in
-// place (compile/capture/writes.cc); eager execution writes into the view itself.
+// Windows as ops: a view of any strides, and a copy with other values in a window. Recordings turn in-place writes into
+// these ops (compile/capture/writes.cc); eager execution writes into the view itself.
 #include "rondo/runtime/ops/window.h"
 
 #include "rondo/runtime/op/lowering.h"
@@ -16,7 +16,7 @@ Window window_of(const Attrs& attrs, size_t first, int64_t offset) {
   return {offset, Dims(dims.first(dims.size() / 2)), Dims(dims.last(dims.size() / 2))};
 }
 
-// Fails unless the window is one of a tensor with so many elements.
+// Fails unless the window lies inside a tensor of `numel` elements.
 void check(InferContext& c, size_t first, int64_t offset, int64_t numel) {
   const size_t n = c.attrs().ints.size() - std::min(c.attrs().ints.size(), first);
   if (n % 2 != 0 || n / 2 > static_cast<size_t>(kMaxRank)) c.fail("needs the sizes and the strides of a window");
@@ -95,8 +95,8 @@ constexpr OpDef kStridedView = {
 };
 
 namespace {
-// The sizes of the window of a call with floats {offset, ...}. The offset is an argument of a run, so kernels look at
-// it again: nothing else may be decided by it.
+// The sizes of the window of a call with floats {offset, ...}. The offset is a run-time argument, so kernels check it
+// again, and no shape may depend on it.
 Dims checked_window(InferContext& c, size_t most_floats) {
   const size_t n = c.attrs().floats.size();
   if (n < 1 || n > most_floats) c.fail("needs the offset of a window");
@@ -126,9 +126,9 @@ constexpr OpDef kWindowCopy = {
         },
 };
 
-// Input 0, dense, with input 1, which broadcasts and is converted, in a window of it; without input 1, a number. ints:
-// {sizes..., strides...}; floats: {offset} or {offset, number}. The offset is an argument of a run: a cache is written
-// at another position on every call.
+// Input 0, which is dense, with a window of it overwritten by input 1, which is broadcast and converted, or by a number
+// if there is no input 1. ints: {sizes..., strides...}; floats: {offset} or {offset, number}. The offset is a run-time
+// argument, because a cache is written at another position on every call.
 constexpr OpDef kOverwrite = {
     .name = "overwrite",
     .kind = OpKind::kOpaque,
@@ -154,8 +154,8 @@ constexpr OpDef kOverwrite = {
     .reuses = 0,
 };
 
-// The values of input 1 with the history of input 0: what a tensor with a history is after a write that no gradient
-// sees.
+// The values of input 1 with the history of input 0. It stands for a write, without gradient, to a
+// tensor with a history.
 constexpr OpDef kRevalue = {
     .name = "revalue",
     .kind = OpKind::kElementwise,

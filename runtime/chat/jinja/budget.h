@@ -4,8 +4,8 @@
 //   Text text; text += more;          // charged by its allocator: bytes, and the work of filling them
 //   Budget::step();                   // a node, an item, a call: also looks at the stack and at the stop token
 //
-// Memory: all that grows with what a template does is a Text, a List or made by shared(), so no filter can go around
-// it. Bytes are given back when they are freed. Work: step() begins every function that recurses or runs once for an
+// Memory: everything whose size a template can influence is a Text, a List or made by shared(), so no filter can bypass
+// the limit. Freed bytes are no longer counted. Work: step() begins every function that recurses or runs once for an
 // item, and the functions on text (python_text.h) charge the bytes that they look at. An operation that costs more than
 // it charges is a bug.
 //
@@ -25,8 +25,8 @@
 namespace rondo::text::jinja {
 
 struct Limits {
-  // Work. A step is at most about 100 ns: a node of the template, an item, 4 bytes of text taken apart, 64 bytes
-  // copied.
+  // Work. A step is at most about 100 ns: a node of the template, an item, 4 bytes of text processed as
+  // characters, 64 bytes copied.
   uint64_t steps = 20'000'000;
   // Memory at any one time: the template, its values and its output. What the caller hands in does not count.
   size_t bytes = size_t{128} << 20;
@@ -36,27 +36,28 @@ struct Limits {
   size_t source = size_t{256} << 10;
 };
 
-// What was used up. `bytes` and `stack`: the most at any one time.
+// What a render has used. `bytes` and `stack`: the most at any one time.
 struct Used {
   uint64_t steps = 0;
   size_t bytes = 0, stack = 0;
 };
 
 // Note [Stack]: templates recurse natively, so step() compares the address of its frame with the lowest one allowed:
-// `Limits::stack` below the call, and kReserve above the end of the thread's stack where the system tells that end.
-// What recurses without a step, the freeing of nested values, and leaves such as the C library's formatting need less
-// than kReserve (TemplateStack measures it).
+// `Limits::stack` below the call, and kReserve above the end of the thread's stack, if the system tells where that is.
+// Freeing nested values, which recurses without step(), and functions such as the C library's formatting need less than
+// kReserve (the test TemplateStack measures it).
 class Budget {
  public:
   static constexpr size_t kReserve = size_t{48} << 10;
 
-  // `held`: bytes that count from the start. `used`: filled in at the end, also after an error.
+  // `held`: bytes that are in use from the start. `used`: filled in at the end, also after an error.
   explicit Budget(const Limits& limits, size_t held = 0, std::stop_token stop = {}, Used* used = nullptr);
   ~Budget();
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
-  // One step. All of these throw Error if the budget does not have it, or if the stop token asks for an end.
+  // Charges one step. This and the functions below throw Error if the budget has too little left, or if
+  // a stop is requested.
   static void step() {
     if (current_ == nullptr) return;
     const uintptr_t at = here();
@@ -68,7 +69,8 @@ class Budget {
   static void steps(uint64_t count) {
     if (current_ != nullptr) current_->spend(count);
   }
-  // Text that is compared or scanned by the library's fast functions, and text that is taken apart into characters.
+  // read(): for text that the C++ library's fast functions compare or scan. convert(): for text that is processed
+  // character by character.
   static void read(size_t bytes) {
     if (bytes >= 64) steps(bytes / 64);
   }
@@ -91,7 +93,7 @@ class Budget {
       fail_work();
     left_ -= count;
   }
-  // A block of memory: its bytes, and those that the heap adds.
+  // The bytes that the heap adds to each block of memory.
   static constexpr size_t kBlock = 16;
   static void take(size_t bytes, uint64_t count);
   static void give(size_t bytes) noexcept {
@@ -113,7 +115,7 @@ class Budget {
   static inline thread_local Budget* current_ = nullptr;
 };
 
-// The allocator of all that a render makes.
+// The allocator of everything that a render makes.
 template <class T> struct Charged {
   using value_type = T;
   Charged() = default;

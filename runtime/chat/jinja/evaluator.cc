@@ -196,7 +196,7 @@ Evaluator::Flow Evaluator::run_for(const Statement& statement, Scope& scope) {
     const Flow flow = run_body(statement.body, inner);
     if (flow == Flow::kBreak) break;
   }
-  // A loop object that outlives the loop draws no more: the filter would read scopes that are gone.
+  // A loop object that outlives the loop draws no more items: the loop's condition would read destroyed scopes.
   loop->ended = true;
   if (any) return Flow::kOn;
   Scope inner{.outer = &scope};

@@ -1,8 +1,8 @@
 // Runs a parsed template. One Evaluator renders once.
 //
-// Names are looked up as Jinja's compiled templates do: in the scope at hand, the scopes around it, the variables that
-// render() was given, and the globals of the language. Loops, blocks and macros have scopes of their own; an if has
-// none.
+// Names are looked up as Jinja's compiled templates do: in the current scope, the scopes around it, the
+// variables that render() was given, and the globals of the language. Loops, blocks and macros have scopes of
+// their own; an if has none.
 #pragma once
 
 #include <deque>
@@ -34,7 +34,7 @@ struct LoopState {
   bool ended = false;
   std::optional<Value> last_changed;
 
-  // Moves on; false: no more.
+  // Moves to the next item; false if there is none.
   bool next();
   const std::optional<Value>& peek();
   int64_t count();
@@ -81,21 +81,21 @@ class Evaluator {
   bool contains(const Value& container, const Value& value);
   Value call(const Value& callee, Given given);
 
-  // ---- Access (access.cc). As the sandbox: attribute() prefers methods, item() prefers what a container holds.
+  // ---- Access (access.cc). As in the sandbox: attribute() prefers methods, item() prefers the items of a container.
   Value attribute(const Value& value, std::string_view name);
   Value item(const Value& value, const Value& key);
   std::optional<Value> python_attribute(const Value& value, std::string_view name);
   std::optional<Value> subscript(const Value& value, const Value& key);
-  // "a.b.0": what the filters map, sort, join ... look up.
+  // Looks up a path such as "a.b.0", for the filters map, sort, join ...
   Value path(const Value& value, const Value& names);
 
   // ---- Iteration (access.cc)
-  // Draws items; throws Error for what Python cannot iterate over.
+  // Returns an iterator (kIterator) over `value`. Throws Error if Python cannot iterate over it.
   Value iterate(const Value& value);
   Values to_items(const Value& value);
   int64_t length(const Value& value);
 
-  // ---- What the language offers (filters.cc, sequence_filters.cc, functions.cc, text_methods.cc)
+  // ---- Filters, tests, methods and functions (filters.cc, sequence_filters.cc, functions.cc, text_methods.cc)
   Value filter(std::string_view name, const Value& value, Given given);
   std::optional<Value> text_filter(std::string_view name, const Value& value, Given& given);
   std::optional<Value> number_filter(std::string_view name, const Value& value, Given& given);
@@ -127,13 +127,13 @@ class Evaluator {
   std::deque<Value::Dict, Charged<Value::Dict>> namespaces_;  // values point to them
 };
 
-// The arguments of a call in the order of `names`; unset: not given. Throws Error as Python does for too many, unknown
-// and missing ones; the first `required` are needed.
+// Returns the arguments of a call in the order of `names`; unset: not given. As in Python, throws Error if there are
+// too many, if a name is unknown, or if one of the first `required` is missing.
 using Bound = List<std::optional<Value>>;
 Bound bind(Given given, std::initializer_list<const char*> names, size_t required = 0);
-// Throws Error if the call of `name`, whose arguments Python does not name, has a named one.
+// Throws Error if a call of `name`, which takes no keyword arguments in Python, has one.
 void refuse_named(std::string_view name, const Given& given);
-// An optional argument that is there, and not None.
+// True if an optional argument was given and is not None.
 inline bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
 // The text of a string. Throws Error, with `what` in its message, if `value` is no string.
 std::string_view need_text(const Value& value, const char* what);

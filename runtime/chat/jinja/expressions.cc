@@ -84,7 +84,7 @@ Value real_arithmetic(Expression::Operator op, double a, double b) {
     case Expression::kFloorDiv:
     case Expression::kMod: {
       if (b == 0) throw Error("float floor division or modulo by zero");
-      // As Python: the remainder has the divisor's sign, the quotient is exact.
+      // As in Python: the remainder has the divisor's sign, the quotient is exact.
       double remainder = std::fmod(a, b), quotient = (a - remainder) / b;
       if (remainder != 0 && (b < 0) != (remainder < 0)) remainder += b, quotient -= 1;
       if (remainder == 0) remainder = std::copysign(0.0, b);

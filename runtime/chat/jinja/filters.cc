@@ -15,7 +15,7 @@ namespace rondo::text::jinja {
 namespace {
 
 // The digits of a number as Python reads them from text: no spaces around them, single underscores between digits only.
-// Nullopt: no such text.
+// Returns nullopt for any other text.
 std::optional<Text> number_text(std::string_view text) {
   Budget::convert(text.size());
   const std::string_view stripped = strip_text(text, Ends::kBoth);
@@ -102,7 +102,7 @@ Value rounded(const Value& value, int64_t precision, std::string_view method) {
   if (method == "common") {
     if (value.is_integral()) return Value::integer(value.integral());
     if (!std::isfinite(value.number())) return value;
-    // Exact decimal digits, half to even, as Python.
+    // Rounds the exact decimal digits, half to even, as Python does.
     Budget::convert(static_cast<size_t>(precision) + 64);
     const std::string digits = formatted("%.*f", static_cast<int>(precision), value.number());
     double out = 0;

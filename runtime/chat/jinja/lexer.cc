@@ -13,7 +13,7 @@
 namespace rondo::text::jinja {
 namespace {
 
-// \r\n and \r become \n; one line break at the very end goes.
+// \r\n and \r become \n; one line break at the very end is removed.
 std::string normalize_newlines(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -81,7 +81,7 @@ class Lexer {
   int line_ = 1;
   bool line_starting_ = true;
   List<Token> tokens_;
-  std::string open_;  // closing brackets that are due
+  std::string open_;  // closing brackets that must still come
 };
 
 void Lexer::push_text(size_t tag, char sign, bool may_lstrip) {
@@ -223,8 +223,8 @@ bool Lexer::number() {
   };
   if (!is_digit(source_[at_])) return false;
   const size_t end = digits(at_, 10);
-  // A float has digits, and then a fraction (a point and digits), an exponent, or both. Behind a point there
-  // is no float.
+  // A float has digits, and then a fraction (a point and digits), an exponent, or both. Directly after a point
+  // there is no float.
   size_t stop = end;
   if (at_ == 0 || source_[at_ - 1] != '.') {
     if (stop < source_.size() && source_[stop] == '.')

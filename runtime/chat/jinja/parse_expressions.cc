@@ -1,5 +1,5 @@
 // Expressions. Precedences, from loose to tight: if-else, or, and, not, comparison, + -, ~, * / // %, **, sign, then
-// what stands behind a value: attributes, calls, filters and tests. They are those of Jinja 3.1.
+// what follows a value: attributes, calls, filters and tests. The precedences are those of Jinja 3.1.
 #include "rondo/runtime/chat/jinja/parser_impl.h"
 
 namespace rondo::text::jinja {
@@ -124,7 +124,7 @@ ExpressionPtr Parser::product() {
   return left;
 }
 
-// True if jinja2 may compute the expression when it reads the template.
+// True if jinja2 may compute the expression when it compiles the template.
 static bool is_constant(const Expression& e) {
   Budget::step();
   if (e.type == Expression::kName || e.type == Expression::kCall) return false;

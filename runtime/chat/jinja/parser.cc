@@ -206,7 +206,7 @@ std::unique_ptr<Statement> Parser::filter_statement(int line) {
   auto out = std::make_unique<Statement>();
   out->type = Statement::kFilterBlock;
   out->line = line;
-  // Filters as behind a value, but without the first "|".
+  // Filters as after a value, but without the first "|".
   auto first = make(Expression::kFilter, now().line, list(ExpressionPtr()));
   first->name = dotted_name("the name of a filter");
   if (is_sign("(")) arguments(*first);
@@ -278,7 +278,7 @@ Parsed parse_template(std::string_view source) {
     return parsed;
   } catch (const TemplateError&) {
     throw;
-  } catch (const Error& error) {  // of the budget
+  } catch (const Error& error) {  // thrown by the budget
     throw TemplateError(line, error.what());
   }
 }

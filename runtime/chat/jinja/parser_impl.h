@@ -112,7 +112,7 @@ class Parser {
   std::unique_ptr<Statement> macro_statement(int line);
   std::unique_ptr<Statement> filter_statement(int line);
   std::unique_ptr<Statement> generation_statement(int line);
-  // A body in which names are local. Ends with, and takes, {% end %}.
+  // Parses a body in which names are local, and the {% end %} after it.
   Body local_body(std::string_view end);
   Target target(bool with_namespace, bool ends_at_in);
   Target primary_target(bool with_namespace);
@@ -147,10 +147,10 @@ class Parser {
   size_t at_ = 0;
   int& line_;
   int expression_depth_ = 0, statement_depth_ = 0;
-  int scopes_ = 0;                                 // bodies with names of their own around this place
-  int loops_ = 0;                                  // loops that a break here would leave
-  int for_depth_ = 0;                              // {% for %} around this place, an else of theirs included
-  const Value::Dict* macro_parameters_ = nullptr;  // of the macro around this place
+  int scopes_ = 0;                                 // enclosing bodies with names of their own
+  int loops_ = 0;                                  // enclosing loops that a break may leave
+  int for_depth_ = 0;                              // enclosing {% for %}, also for their else bodies
+  const Value::Dict* macro_parameters_ = nullptr;  // of the enclosing macro
   Parsed out_;
 };
 

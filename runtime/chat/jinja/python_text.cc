@@ -143,7 +143,7 @@ bool is_final_sigma(std::string_view text, size_t at) {
   return true;
 }
 
-// The code point of `text` that begins at `at`, which moves behind it.
+// Appends the lower case of the code point that begins at `at`, and moves `at` behind it.
 void append_lower(Text& out, std::string_view text, size_t& at) {
   const size_t begin = at;
   const uint32_t point = next_point(text, at);

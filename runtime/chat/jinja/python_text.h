@@ -1,6 +1,6 @@
 // Python's str methods on UTF-8: positions count code points, case and classes are those of Unicode 14. All take time
 // linear in their texts, and charge it to the budget in force (budget.h).
-// REQUIRES everywhere: valid UTF-8. Thread safety: functions of their arguments.
+// REQUIRES everywhere: valid UTF-8. Thread safe: results depend on the arguments only.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ int64_t count_points(std::string_view text);
 // Byte where code point `index` begins; the size of the text for index = count_points(text).
 // REQUIRES: 0 <= index <= count_points(text).
 size_t byte_of_point(std::string_view text, int64_t index);
-// Code points start, start + step, start + 2 step, ... : `count` of them. REQUIRES: all are there, step != 0.
+// Code points start, start + step, start + 2 step, ... : `count` of them. REQUIRES: all of these exist, step != 0.
 Text every_point(std::string_view text, int64_t start, int64_t step, int64_t count);
 Text repeat_text(std::string_view text, int64_t times);
 
@@ -40,7 +40,7 @@ class Finder {
   enum Direction { kForwards, kBackwards };
   // Keeps a reference. REQUIRES: `wanted` is not empty.
   explicit Finder(std::string_view wanted, Direction direction = kForwards);
-  // Returns the first place; kBackwards: the last one.
+  // Returns the position of the first match; kBackwards: of the last one.
   size_t find(std::string_view text) const;
 
  private:
@@ -48,7 +48,7 @@ class Finder {
 
   const std::string_view wanted_;
   const Direction direction_;
-  // By i: if i + 1 bytes match and the next one does not, how many still match.
+  // If i + 1 bytes match and the next one does not, shorter_[i] bytes still match.
   List<uint32_t> shorter_;
 };
 // Also finds an empty `wanted`: at the very start, or at the very end for kBackwards.

@@ -14,7 +14,7 @@ Value folded(const Value& value, bool case_sensitive) {
   return !case_sensitive && value.is_string() ? Value::string(to_lower_text(value.text())) : value;
 }
 
-// An iterator over the list that `make` returns when it is first asked.
+// An iterator over the list that `make` returns. `make` is called when the first item is requested.
 template <class Make> Value deferred(Make make, const Values& held, const char* python_name = "generator") {
   return Value::iterator(
       [make = std::move(make), made = std::optional<Values>(), at = size_t{0}](Value& out) mutable {
@@ -26,12 +26,12 @@ template <class Make> Value deferred(Make make, const Values& held, const char* 
       held, python_name);
 }
 
-// By the order of key(item).
+// Sorts the items by key(item).
 template <class Key> Value sorted(const Values& items, Key key, bool reverse) {
   Value::Items keyed;
   keyed.reserve(items.size());
   for (const Value& item : items) keyed.emplace_back(key(item), item);
-  // Python keeps the order of equal items also when it sorts downwards.
+  // Python keeps the order of equal items in a descending sort, too.
   if (reverse) std::reverse(keyed.begin(), keyed.end());
   List<size_t> order(keyed.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -63,7 +63,7 @@ Value Evaluator::unique(const Value& value, const Value& names, bool case_sensit
 }
 
 template <class Change> Value Evaluator::mapped(const Value& value, const Values& held, Change change) {
-  // Iterated over when it is first asked, as Python's generators are.
+  // As with Python's generators, the iteration over `value` starts when the first item is requested.
   return Value::iterator(
       [this, value, change = std::move(change), source = Value()](Value& out) mutable {
         if (!source.is(Kind::kIterator)) source = iterate(value);
@@ -339,7 +339,7 @@ bool Evaluator::test(std::string_view name, const Value& value, const Given& giv
     return value.same_object(with);
   }
   if (name == "in") return contains(other("seq"), value);
-  refuse_named(name, given_arguments);  // Python's operators
+  refuse_named(name, given_arguments);  // Python's operators have no named arguments
   if (name == "==" || name == "eq" || name == "equalto") return equals(value, other());
   if (name == "!=" || name == "ne") return !equals(value, other());
   if (name == "<" || name == "lt" || name == "lessthan") return is_less(value, other());

@@ -55,7 +55,7 @@ struct Expression : ChargedNode {
   Arguments arguments{};
 };
 
-// Where a for or a set stores.
+// What a for or a set assigns to.
 struct Target {
   Value name{};          // a text: a variable, or the namespace of `field`
   Value field{};         // namespace.field; undefined: none
@@ -102,7 +102,7 @@ struct Statement : ChargedNode {
   List<std::pair<Target, ExpressionPtr>> assignments{};  // kWith
   List<Branch> branches{};
   Body body{}, otherwise{};
-  // Names that the body (`otherwise`) sets before it reads them, and that a body inside reads: they are undefined until
+  // Names that the body (`otherwise`) sets before it reads them, and that an inner body reads: they are undefined until
   // they are set, even if the caller gave variables of these names. See unset_names.cc.
   Values unset{}, otherwise_unset{};
   std::unique_ptr<Macro> macro{};
@@ -112,7 +112,7 @@ struct Statement : ChargedNode {
 struct Parsed {
   Body body;
   bool has_generation = false;
-  std::string literals;  // divided by NULs
+  std::string literals;  // separated by NULs
   Values unset;          // as Statement::unset, of the whole template
 };
 

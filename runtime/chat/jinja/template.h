@@ -3,10 +3,10 @@
 //   const auto chat = jinja::Template::parse("{% for m in messages %}{{ m.content }}{% endfor %}", "chat.jinja");
 //   std::string text = chat.render({{"messages", jinja::Value::from_json("messages", json)}}).text;
 //
-// A template is code of strangers: it reads the variables that it is given and nothing else, and all that it can use up
-// is bounded (Limits in budget.h): work, memory, the thread's stack. What this subset lacks is a TemplateError that
-// names the line and the construct, never another text. Thread safety: a Template is immutable; it may render on
-// several threads at once.
+// A template is untrusted code: it reads only the variables that it is given, and its use of work, memory and the
+// thread's stack is bounded (Limits in budget.h). A construct that this subset lacks is a TemplateError that names the
+// line and the construct; it never gives another text than jinja2's. Thread safety: a Template is immutable; it may
+// render on several threads at once.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct RenderOptions {
   Limits limits = {};
   // Ends the render at its next step, with a TemplateCancelled. Any thread may ask for it.
   std::stop_token stop = {};
-  // Filled in, also where the render throws.
+  // Filled in, even if the render throws.
   Used* used = nullptr;
 };
 
@@ -44,7 +44,7 @@ struct Rendered {
 
 class Template {
  public:
-  // `name` stands in errors. Throws TemplateError.
+  // `name` appears in errors. Throws TemplateError.
   static Template parse(std::string_view source, std::string name, const Limits& limits = {});
   Template(Template&&) noexcept;
   Template& operator=(Template&&) noexcept;
@@ -52,9 +52,9 @@ class Template {
 
   // Throws TemplateError, and TemplateCancelled.
   Rendered render(const std::vector<std::pair<std::string, Value>>& variables, const RenderOptions& options = {}) const;
-  // It has a {% generation %} block.
+  // True if it has a {% generation %} block.
   bool has_generation() const;
-  // Texts that the template itself writes, in quotes or between tags, divided by NULs.
+  // Texts that the template itself writes, in quotes or between tags, separated by NULs.
   const std::string& literal_text() const;
 
  private:

@@ -61,7 +61,7 @@ Text braces_format(std::string_view format, const Given& given) {
   return out;
 }
 
-// The part of a text that find(), count() ... look at.
+// The part of a text that find(), count() ... search.
 struct Window {
   std::string_view text;
   int64_t begin = 0;  // in code points

@@ -1,19 +1,19 @@
 #include "rondo/runtime/chat/jinja/unset_names.h"
 
-// Names that jinja2 takes as undefined although the caller gave a variable of that name. When jinja2 compiles a
+// Names that jinja2 treats as undefined although the caller gave a variable of that name. When jinja2 compiles a
 // template, it decides in which scope each name lives (jinja2/idtracking.py):
 //
-//   {% for m in messages %}{{ tools }}{% endfor %}{% set tools = 1 %}    no text: `tools` is the name set below
+//   {% for m in messages %}{{ tools }}{% endfor %}{% set tools = 1 %}    prints nothing: `tools` is the name set below
 //
-// A body whose first use of a name is to set it owns the name from its first statement on, and bodies inside see it,
-// undefined until it is set. A body that reads the name first, or sets it in an if, takes the caller's variable until
-// then. So does a body inside of another body that knows the name. Bodies of an if own no names.
+// A body whose first use of a name is to set it owns the name from its first statement on: inner bodies see the name as
+// undefined until it is set. A body that reads the name first, sets it in an if, or lies inside of a body that knows
+// the name, uses the outer variable until it sets the name. Bodies of an if own no names.
 #include <optional>
 
 namespace rondo::text::jinja {
 namespace {
 
-// The names that a body knows itself.
+// The names that a body itself knows.
 struct Frame {
   enum Use { kKnown, kUnset, kUnsetAndRead };
 
@@ -29,7 +29,7 @@ struct Frame {
     }
     return nullptr;
   }
-  // Names that a statement of the body reads.
+  // A statement of the body reads `name`.
   void load(std::string_view name) {
     Frame* const at = owner(name);
     if (at == nullptr) know(name, kKnown);
@@ -79,7 +79,7 @@ void declare(const Target& target, Frame& frame) {
   if (!target.is_tuple) frame.parameter(target.name.text());
 }
 
-// What the statements of a body itself use, in order, without the bodies inside.
+// Collects the names that a body's own statements use, in order; those of inner bodies are left out.
 void collect(const Body& body, Frame& frame, bool in_branch) {
   for (const auto& statement : body) {
     Budget::step();
@@ -109,7 +109,8 @@ void collect(const Body& body, Frame& frame, bool in_branch) {
 
 void enter(const Body& body, Frame& frame);
 
-// A body with names of its own. `more`: an expression that it reads, too. Returns the names that the body has to unset.
+// Handles a body with names of its own. `more`: an expression that it reads, too. Returns the names that the
+// body has to unset.
 Values inner_body(const Body& body, Frame& frame, const Expression* more = nullptr) {
   collect(body, frame, false);
   load(more, frame);
@@ -117,7 +118,7 @@ Values inner_body(const Body& body, Frame& frame, const Expression* more = nullp
   return frame.unset();
 }
 
-// The bodies inside of a body whose own names are all known.
+// Handles the inner bodies of a body whose own names are all collected.
 void enter(const Body& body, Frame& frame) {
   for (const auto& statement : body) {
     Budget::step();

@@ -1,9 +1,9 @@
 // Values of a template: Python's, as far as chat templates see them.
 //
 // Containers are immutable and so never hold themselves. Objects that a template can change (namespaces) belong to the
-// evaluator: values only point to them, so nothing leaks in a cycle. Nesting is bounded by kMaxNesting, which bounds
-// the recursion of printing, comparing and freeing. All memory and all work is charged to the budget in force.
-// Thread safety: values of data (all kinds up to kRange) may be read from several threads.
+// evaluator: values only point to them, so no cycle can leak memory. Nesting is bounded by kMaxNesting, which bounds
+// the recursion of printing, comparing and freeing. All memory and all work is charged to the budget in force. Thread
+// safety: values of data (all kinds up to kRange) may be read from several threads.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ class Value {
   struct Method;
 
   Value() = default;  // undefined, without a reason
-  // `reason` is the error of using it.
+  // `reason`: the message of the error when it is used.
   static Value undefined(std::string_view reason, bool unsafe = false);
   static Value none() { return Value(Kind::kNone); }
   static Value boolean(bool b);
@@ -87,7 +87,8 @@ class Value {
   static Value macro(const Macro* node);
   static Value function(std::string_view name);
   static Value method(Value self, std::string_view name);
-  // A JSON text. Throws FileError, which names `path`: malformed, too deep, or an integer beyond 64 bits.
+  // Parses JSON. Throws FileError, which names `path`, if the text is malformed or nested too deep, or has an integer
+  // beyond 64 bits.
   static Value from_json(const std::string& path, std::string_view json);
   static Value from_json(io::JsonReader& json, int depth = 0);
 
@@ -177,7 +178,7 @@ struct Value::Dict {
 
  private:
   struct Slot {
-    uint32_t hash = 0, place = 0;  // the item's place + 1; 0: free
+    uint32_t hash = 0, place = 0;  // the item's index + 1; 0: free
   };
   template <class Key> size_t place_of(const Key& key) const;
   void put(uint32_t hash, size_t place);
@@ -193,7 +194,7 @@ struct Value::Method {
 // ---- What Python does with values. All throw Error with Python's reason, without a line.
 
 bool is_true(const Value& value);
-// As is_true(), for an argument that may be left out: then `unset`.
+// As is_true(), for an optional argument: `unset` if it was not given.
 inline bool is_true(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
 // ==, which also compares numbers of different types.
 bool equals(const Value& a, const Value& b);
@@ -201,7 +202,7 @@ bool equals(const Value& a, const Value& b);
 bool is_less(const Value& a, const Value& b);
 // Whether it can be a key of a dict.
 bool is_hashable(const Value& value);
-// str() and repr(). Throw for values whose text is an address.
+// str() and repr(). Throw for values of which Python prints an address.
 Text str(const Value& value);
 void append_repr(Text& out, const Value& value);
 
@@ -211,7 +212,7 @@ struct JsonStyle {
 };
 // json.dumps(). Throws Error for values that JSON cannot express.
 void append_json(Text& out, const Value& value, const JsonStyle& style, int level = 0);
-// A text of a template, cut to a readable length for a message.
+// A template's text, cut to a readable length for a message.
 std::string abbreviated(std::string_view text);
 
 }  // namespace rondo::text::jinja
