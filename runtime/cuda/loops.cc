@@ -1,5 +1,5 @@
 // Elementwise ops on any dtype and layout: one kernel, whose body is the op's own lowering written out as text
-// (scalar_text.h). Where compile/ is linked, floats run as its generated kernels, and what comes here are integers.
+// (scalar_text.h). If compile/ is linked, floats run as its generated kernels, and only integers run here.
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
