@@ -127,7 +127,7 @@ bool WritingTrace::can_read_all(std::span<const Tensor* const> inputs) const {
 
 const char* WritingTrace::first_write_break_reason(const Tensor& base, bool differentiable) const {
   const TensorImpl& impl = *base.impl();
-  // Two tensors share memory, neither is known to lie in the other, and both are read.
+  // True if `other`, which the recording reads, shares memory with `base`, and neither is known to lie in the other.
   const auto shares = [&](const Tensor& other) {
     return other.impl() != base.impl() && other.impl()->storage == impl.storage;
   };

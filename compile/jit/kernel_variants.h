@@ -66,7 +66,7 @@ struct KernelVariant {
   std::shared_ptr<KernelSlot> slot;
 
   bool same_code(const KernelVariant& other) const;
-  // How many extents stand in the way of serving `use`.
+  // How many extents prevent this variant from serving `use`.
   int64_t differences(const KernelUse& use) const;
   // How much code with this hint would assume that this variant does not. Extents that the hint does not know to vary
   // do not count.
@@ -74,7 +74,7 @@ struct KernelVariant {
 };
 
 // The variant to run: among those that serve, the one whose code assumes the most, because it is the fastest. If none
-// serves, the one with the fewest extents in the way. Null: there are no variants.
+// serves, the one with the fewest differences(). Null: there are no variants.
 const KernelVariant* nearest(std::span<const KernelVariant> variants, const WantedKernel& wanted);
 
 // True if `kernel` can run with `best`, so that nothing has to be compiled.

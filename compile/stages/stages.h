@@ -4,7 +4,7 @@
 // RONDO_DISABLE=fuse,relax,...: stages that are left out, to find out which one a wrong number, a slow step or a large
 // arena comes from. In exact mode results have the same bits with any of them left out.
 //
-//   layouts     images lie as in eager execution (default mode chooses for those inside of a region)
+//   layouts     images have the layouts of eager execution (default mode chooses them inside of a region)
 //   recompute   the forward saves all that the backward reads
 //   decompose   ops stay whole: one library call instead of simpler ops that fuse
 //   segments    rows are made and written before they are added up by index

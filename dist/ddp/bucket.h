@@ -48,7 +48,7 @@ struct BucketOptions {
   BufferSync buffers = BufferSync::kBroadcast;
 };
 
-// Who takes the average of a parameter's gradient. Parameters of two takers are never in one bucket.
+// Which object takes the average of a parameter's gradient. Parameters of two takers are never in one bucket.
 struct GradientTaker {
   size_t index = 0;          // 0: the parameter's .grad; others: DistributedDataParallel's GradientShards
   bool needs_whole = false;  // the parameter is not split

@@ -9,7 +9,8 @@
 // of more than a page are not run: results are zeros, or the old contents of the memory. Memory that is never written
 // takes only address space, so a model may be larger than this machine's memory. All calls are synchronous.
 //
-// One at a time; no other thread may use CUDA while it lives. Tensors of the device may only be destroyed after it.
+// Only one may exist at a time, and no other thread may use CUDA while it lives. After it was destroyed, the device's
+// tensors may only be destroyed, not used.
 #pragma once
 
 #include <cstdint>

@@ -35,8 +35,8 @@ MadePlan make_plan(const Cudnn& library, const DnnGraph& graph, const std::strin
 // The workspace of the plan that the library reads from a text; -1: it refuses the text.
 int64_t read_plan(const Cudnn& library, const std::string& text, const std::string& device_properties);
 
-// The properties of the device for which an architecture's plans are made if there is no device: an A100, an H100, or a
-// B200; for other capabilities, the properties that their devices share with the next older of these.
+// The properties of the device for which plans are made if there is no device: an A100, an H100 or a B200. For other
+// capabilities: the properties of the next older of these devices, but with the capability itself.
 std::string properties_of(int capability);
 
 // Counts, in this process.

@@ -34,7 +34,7 @@ struct DeviceStatus {
 )
 // clang-format on
 
-// Functions that kernels need beside the layout. `__device__` and the atomics are CUDA's.
+// Functions that kernels need besides the layout. `__device__` and the atomics are CUDA's.
 inline constexpr const char* kDeviceStatusFunctions = R"(
 __device__ inline bool rondo_failed(const DeviceStatus* status) {
   return *(const volatile unsigned*)&status->call != 0u;

@@ -27,7 +27,7 @@
 #include "rondo/runtime/io/trusted_file.h"
 
 #ifndef RONDO_STATIC_JIT
-// The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined beside
+// The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined outside
 // this library: by the shared library's build, by find_package(rondo) in programs that link archives, or not at all.
 extern "C" {
 extern const char rondo_plugin_folder[] __attribute__((weak));
