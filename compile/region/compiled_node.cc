@@ -123,9 +123,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   // Note [A tape for gradients with a history]. The second derivative of a region is that of its ops, so the recording
   // runs again on the eager tape. Gradients of a second derivative reach the region in two ways: through its results,
   // and through the tensors that its ops have saved. On the eager tape both meet at the ops. If the region's node and
-  // the replay's tape both remained, they would not meet, and each op would go backward twice, collectives among them.
-  // So the replay's tape replaces this node (Note [Replaced nodes] in runtime/autograd/autograd.h), and the region goes
-  // backward eagerly from then on.
+  // the replay's tape both remained, the gradients would not meet, and each op, even a collective, would go backward
+  // twice. So the replay's tape replaces this node (Note [Replaced nodes] in runtime/autograd/autograd.h), and the
+  // region goes backward eagerly from then on.
   void replace(const KeptValues::Pass& pass, std::span<const Tensor> grads_out) {
     count(Outcome::kReplayed, "gradients with a history");
     tape_ = replay(*this, binding_, pass, grads_out);

@@ -33,8 +33,8 @@ std::optional<Graph> merge_products(const Graph& graph);
 // Merges independent collectives that follow each other. Not exact: with other sizes, sums over the processes are made
 // in another order.
 std::optional<Graph> merge_collectives(const Graph& graph);
-// Splits computations: from a value that is made of parts side by side, they compute part by part; for a value that is
-// only read in slices, slice by slice. `exact`: sums over the parts are not split.
+// Splits computations. If an op reads a value that is made of parts side by side, it is computed for each part. If a
+// value is only read in slices, it is computed slice by slice. `exact`: sums over the parts are not split.
 std::optional<Graph> split_at_parts(const Graph& graph, bool exact);
 // If a node only copies values side by side, their producers write them there directly, without the copy.
 std::optional<Graph> assemble_in_place(const Graph& graph);

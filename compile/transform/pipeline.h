@@ -17,7 +17,7 @@ namespace rondo::compile {
 struct PassOptions {
   // Results keep eager's bits: default mode's passes do nothing.
   bool exact = true;
-  // Capabilities::gathers_sums: on this target, a launch costs more than the widening that it would save.
+  // Capabilities::gathers_sums: on this target, one more launch costs more than widening all operands of a sum.
   bool gathers_sums = false;
 };
 // The options as a line of a reproducer; "" for the default ones.
