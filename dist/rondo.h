@@ -158,5 +158,5 @@
 #include "rondo/runtime/text/simple_tokenizer.h"
 #include "rondo/runtime/text/tokenizer.h"
 
-// Only for files that compile a formula of their own: its loops take time.
+// Include this one only in files that compile their own formula: its loops take long to compile.
 // #include "rondo/optim/formula_code.h"

@@ -12,7 +12,7 @@
 
 namespace {
 
-// A reader that went away (`| head`) does not end the job.
+// Writes all of `text`. If the reader has gone away (`| head`), drops the rest, and the job goes on.
 void write_out(int stream, std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = ::write(stream, text.data(), text.size());

@@ -1,6 +1,6 @@
-// FloatTrace: how the floats of what is compiled follow from the floats of its recording. While one lives, rules of ops
-// run on symbols (runtime/base/sym_float.h) on its thread. Two things remain of it: formulas, which a call evaluates
-// for its own floats, and guards, which say for which floats they hold.
+// FloatTrace: finds how the floats of a compiled program follow from the floats of its recording. While one lives,
+// rules of ops run on symbols (runtime/base/sym_float.h) on its thread. It gives formulas, which each call evaluates
+// for its own floats, and guards, which say for which floats the formulas hold.
 //
 //   FloatTrace trace(recorded);
 //   const Graph derived = decompose(trace.graph());       // its floats are symbols
@@ -22,11 +22,12 @@ namespace rondo::compile {
 // The floats of a recording, of all nodes in order.
 using RecordedFloats = absl::InlinedVector<double, 16>;
 RecordedFloats floats_of(const Graph& recorded);
-// REQUIRES: as many as `recorded` has.
+// Returns `recorded` with other floats. REQUIRES: as many floats as it has.
 Graph with_recorded_floats(const Graph& recorded, std::span<const double> floats);
 bool same_bits(std::span<const double> a, std::span<const double> b);
 
-// Terms over registers: first the recording's floats, then constants, then terms. Immutable once made.
+// Registers hold numbers: first the recording's floats, then the constants, then one for each term, which combines two
+// earlier registers. Immutable once made.
 struct FloatFormulas {
   struct Term {
     FloatOp op;
@@ -43,7 +44,7 @@ struct FloatFormulas {
   void evaluate(std::span<const double> recorded, Registers& registers) const;
 };
 
-// Comparisons that were made on the way, and how each ended.
+// The comparisons of floats that were made during the derivation, each with its outcome.
 struct FloatGuards {
   struct Guard {
     FloatTest test;
@@ -59,7 +60,8 @@ class FloatTrace final : public FloatTracer {
  public:
   // Each float of `recorded` becomes a symbol.
   explicit FloatTrace(const Graph& recorded) : FloatTrace(recorded, floats_of(recorded)) {}
-  // A second derivation, from other floats, of what was derived from `reference`: joins what was joined then.
+  // For a second derivation, from other floats, of what was first derived from `reference`. Joins the floats that were
+  // joined then.
   FloatTrace(const Graph& recorded, std::span<const double> reference);
 
   // The recording with these symbols.
@@ -87,7 +89,7 @@ class FloatTrace final : public FloatTracer {
   FloatFormulas formulas_of(std::span<const int32_t> results) const;
 
   Graph graph_;
-  std::vector<Symbol> symbols_;  // the recording's floats, then others as they came
+  std::vector<Symbol> symbols_;  // the recording's floats, then others in the order of their creation
   int32_t n_recorded_ = 0;
   HashMap<Key, int32_t> known_;  // equal symbols are one
   struct Noted {
@@ -100,14 +102,14 @@ class FloatTrace final : public FloatTracer {
   FloatTracerScope scope_;
 };
 
-// For passes that make one call of two whose floats are equal. Two floats that have the same key here may be joined;
-// where they are, join_floats() says so, and what is compiled serves only calls in which they are equal, too.
+// For passes that merge two calls whose floats are equal. Two floats with the same join_key() may be joined. A pass
+// that joins them calls join_floats(). Then the compiled code serves only calls in which they are equal, too.
 uint64_t join_key(SymFloat number);
 void join_floats(SymFloat a, SymFloat b);
 
-// The formulas of `numbers`, of the trace that is active on this thread. Without one they must be constants.
+// The formulas of `numbers` in the trace that is active on this thread. Without a trace, they must be constants.
 FloatFormulas formulas_of(std::span<const SymFloat> numbers);
-// The graph's floats are plain numbers from now on.
+// Replaces the symbols in the graph by plain numbers.
 void forget_symbols(Graph& graph);
 
 }  // namespace rondo::compile

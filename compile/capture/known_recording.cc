@@ -1,11 +1,11 @@
 // Note [Known recordings]. A block is recorded at every call, and nearly every recording is the one before. So a call
 //   is first compared, as it comes, with the call at its place in the recording that this module made last. If all is
 //   equal, nothing is appended: no shapes are inferred, no node is made, and at the end no key is packed and looked up.
-//   This compares all that the key holds (Note [What shapes a plan]), and the lines of the program, so that what is
-//   taken over tells of the same lines. Results keep their handles from one call to the next, if nobody holds them.
-//   A write in place is compared, too, if it is the first one of all of a tensor from outside that has no history and
-//   shares its memory with nothing else that is read: a cache's, a counter's. What the trace knows of written memory
-//   (Note [Writes]) is kept as in any other recording.
+//   This compares all that the key holds (Note [What shapes a plan]), and the source lines of the program, so that the
+//   known recording names the right lines. Results keep their handles from one call to the next, if nobody holds them.
+//   An in-place write is compared, too, if it is the first write to its tensor and overwrites all of it. The tensor
+//   must come from outside, have no history, and share its memory with nothing else that is read: a cache, a counter.
+//   The trace keeps track of written memory (Note [Writes]) as in any other recording.
 //   At the first difference the calls so far become an ordinary recording (stop_following), which goes on from there.
 #include "rondo/compile/capture/known_recording.h"
 
@@ -29,7 +29,7 @@ bool has_same_bits(SymFloat a, SymFloat b) {
   return std::bit_cast<uint64_t>(a.value()) == std::bit_cast<uint64_t>(b.value());
 }
 
-// A tensor outside of the recording whose history an op may have to look at, or to refuse.
+// True for a tensor from outside of the recording whose history an op may have to renew, or to refuse.
 bool has_view_to_watch(const Tensor& tensor) {
   const AutogradMeta* meta = tensor.impl()->autograd.get();
   return meta != nullptr && (meta->no_grad_view || (meta->base.defined() && meta->view_version != tensor.version()));
@@ -113,7 +113,7 @@ bool FollowingTrace::append_known_write(const OpDef& op, std::span<const Tensor*
   const GraphNode& node = known_.graph->nodes[n_known_];
   const ValueId first = node.inputs[0], current = node.outputs[0];
   const auto at = std::find(known_.graph->inputs.begin(), known_.graph->inputs.end(), first);
-  // What may find no memory comes before what changes the recording.
+  // Allocates before it changes the recording, so that running out of memory leaves the recording as it was.
   reserve_memory(current);
   for (SymFloat number : attrs.floats) known_floats_.push_back(number.value());
   handles_.push_back(known_result(current));
@@ -125,7 +125,7 @@ bool FollowingTrace::append_known_write(const OpDef& op, std::span<const Tensor*
   return true;
 }
 
-// That the write is the known one is known by then. Anything else is left to record_write().
+// The caller has checked that the write is the known one. Returns false for targets that only record_write() handles.
 bool FollowingTrace::may_follow_write(const Tensor& target) const {
   const TensorImpl& impl = *target.impl();
   if (impl.recorder != nullptr || target.requires_grad() || writes(impl.storage) ||
@@ -189,7 +189,7 @@ bool FollowingTrace::is_known_operand(const Tensor& tensor, ValueId id) {
   if (impl.recorder != nullptr || value.producer >= 0) return false;
   const auto at = static_cast<size_t>(id);
   if (at < handles_.size()) return handles_[at].impl() == &impl;
-  // The operand is met for the first time.
+  // The recording reads this operand for the first time.
   if (at > handles_.size() || !impl.storage || impl.dtype != value.dtype || !(impl.device == known_.device) ||
       impl.requires_grad != value.requires_grad || tensor.requires_grad() != value.requires_grad ||
       (impl.requires_grad && tensor.is_leaf()) != value.leaf || grad_enabled() != value.grad_mode ||
@@ -202,14 +202,14 @@ bool FollowingTrace::is_known_operand(const Tensor& tensor, ValueId id) {
   return true;
 }
 
-// For floats that are not those of the known call: a rule may look at them.
+// Infers the results again for floats that differ from the known call's, because the op's rule may depend on them.
 bool FollowingTrace::infers_as_known(const GraphNode& node, std::span<const Tensor* const> inputs, const Attrs& attrs,
                                      std::source_location where) const {
   InferContext infer(*node.op, inputs, attrs, where);
   try {
     node.op->infer(infer);
   } catch (const Error&) {
-    return false;  // the call is made as usual, and says so to the user
+    return false;  // recording the call as usual throws this error again, to the user
   }
   const std::span<const TensorMeta> results = infer.outputs();
   return results.size() == node.outputs.size() &&
@@ -274,8 +274,8 @@ void FollowingTrace::stop_following() {
   known_handles_.clear();
 }
 
-// At the end: the handles that nobody else holds serve the next recording of this kind on this thread. None do where
-// there is no memory for the list: this runs in destructors.
+// Called at the end. Keeps the handles that nobody else holds for the next recording of this kind on this thread. Keeps
+// none if there is no memory for the list, because this runs in destructors.
 void FollowingTrace::keep_known_handles() {
   try {
     known_handles_.resize(handles_.size());

@@ -45,7 +45,7 @@ bool LoopSteps::search(std::span<const Line> lines, bool varies) {
     if (repeats(p)) period = p;
   }
   if (period == 0) return false;
-  // Steps begin where the repetition does.
+  // Steps begin where the repetition begins.
   size_t begin = n - steps * period;
   while (begin > 0 && lines[begin - 1].repeats(lines[begin - 1 + period])) --begin;
   const size_t latest = begin + ((n - begin) / period - 1) * period;

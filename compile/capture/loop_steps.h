@@ -1,4 +1,4 @@
-// LoopSteps: finds a loop over time in a recording, the step of a recurrent cell over and over on the same parameters.
+// LoopSteps: finds a loop over time in a recording: the repeated step of a recurrent cell, with the same parameters.
 //
 // Note [Loops over time]. C++ unrolls the loop, so a recording of T steps has T times the ops of one, and another T is
 //   another recording. A long loop is therefore run in pieces of kSteps steps, while it is recorded: each piece is the
@@ -6,15 +6,16 @@
 //   layers of a model. What is left at the end runs in pieces of 8, 4, 2 and 1 steps.
 //   A step that reads its own part of a tensor (`x.select(1, t)`), or compares with its number (`t < lengths`), would
 //   be another recording than the step before it: its integers are part of the key. In a piece such views and constants
-//   are made at once, and are inputs of the recording; so are constants, such as a first state of zeros, that a piece
-//   would begin with. Random numbers count from the beginning of a piece.
-//   Nothing depends on whether a loop is found, but time and the number of recordings: pieces are cut where a graph
-//   break could stand, and each is keyed by all that it records.
+//   are computed at once, and become inputs of the recording. So do constants with which a piece would begin, such as a
+//   first state of zeros. Random numbers count from the beginning of a piece.
+//   Whether a loop is found changes only time and the number of recordings, not results: a graph break could stand
+//   wherever a piece is cut, and the key of each piece holds all that it records.
 //   A region remembers its loops, so that the pieces of later calls begin with the loop's first step. In the first call
-//   the loop is known after some steps, and these are one piece with what stands before them. A short loop would never
-//   be known, and each of its lengths be a recording: once a region has several recordings, kFewSteps steps are enough.
-//   A loop whose step has no product of matrices stays whole: it is a handful of kernels, which pieces would split. So
-//   does a loop over layers, which have parameters of their own: compile_regions() is for these.
+//   the loop is found only after some steps, and these are one piece with the ops before them. A short loop would never
+//   be found, and each of its lengths would be a recording. So in a region with several recordings, kFewSteps steps are
+//   enough to find a loop.
+//   A loop whose step has no matrix product stays whole: it is a few kernels, which pieces would split. A loop over
+//   layers, which have their own parameters, also stays whole: compile_regions() is for these.
 #pragma once
 
 #include <atomic>
@@ -35,11 +36,11 @@ class LoopSteps {
   // Repetitions that show a loop in a region that varies.
   static constexpr int kFewSteps = 4;
 
-  // What two calls have in common that are the same line of a loop, and what a loop's steps may differ in.
+  // Describes a call by hashes. `call` and `parameters` are equal in all steps of a loop; `integers` may differ.
   struct Line {
-    uint64_t call = 0;        // op, place in the program, what the results are
-    uint64_t parameters = 0;  // that it reads
-    uint64_t integers = 0;    // that are part of the key: positions, sizes
+    uint64_t call = 0;        // its op, its place in the program, the dtypes and sizes of its results
+    uint64_t parameters = 0;  // the parameters that it reads
+    uint64_t integers = 0;    // its integers that are part of the key: positions, sizes
     bool may_move = false;    // a view, or a constant: it can be made at once
     bool is_product = false;
     bool repeats(const Line& other) const { return call == other.call && parameters == other.parameters; }
@@ -60,10 +61,10 @@ class LoopSteps {
   static bool is_time_to_search(size_t n, bool varies) {
     return n >= (varies ? kShortestThatVaries : kShortest) && (n & (n - 1)) == 0;
   }
-  // Looks for a loop at the end of a recording. True: it found one; from then on each call is told to next().
+  // Looks for a loop at the end of a recording. True: it found one; from then on, pass each call to next().
   bool search(std::span<const Line> lines, bool varies);
-  // True if `line` begins a step of `known`, whatever its parameters are: the loop runs from this call on, which is
-  // told to next().
+  // True if `line` begins a step of `known`, whatever its parameters are: the loop runs from this call on. Pass the
+  // call to next().
   bool begin(const Step& known, const Line& line);
   const Step& step() const { return step_; }
   bool is_running() const { return !step_.lines.empty(); }
@@ -75,11 +76,11 @@ class LoopSteps {
     kEnd,           // the call is not the loop's next one
   };
   Next next(const Line& line);
-  // 0: it is the piece that the loop was found in.
+  // The number of steps in the complete piece. 0: it is the piece in which the loop was found.
   int complete_steps() const { return complete_; }
   // True if the call that next() has just admitted has other integers in each step, and can be made at once.
   bool moves() const { return !in_first_ && step_.moves[(at_ == 0 ? step_.lines.size() : at_) - 1]; }
-  // The whole steps since the latest cut, and the calls that are recorded of one.
+  // The number of whole steps since the latest cut, and how many calls of one step are recorded.
   int steps_left() const { return in_first_ ? 0 : steps_; }
   int32_t calls_a_step() const;
   void forget() { *this = LoopSteps(); }
@@ -90,10 +91,10 @@ class LoopSteps {
 
   Step step_;      // without lines: no loop has been found
   size_t at_ = 0;  // the line that comes next
-  int steps_ = 0;  // whole ones since the latest cut
+  int steps_ = 0;  // whole steps since the latest cut
   int complete_ = 0;
-  bool learns_ = false;    // the parameters of the first step
-  bool in_first_ = false;  // the piece that the loop was found in, whose views are recorded
+  bool learns_ = false;    // it takes the parameters from the first step
+  bool in_first_ = false;  // in the piece in which the loop was found, whose views are recorded
 };
 
 // The loops that the recordings of a region have: the latest few. Thread safe.

@@ -16,17 +16,14 @@ namespace rondo::compile {
 //   in the key, of all          the device
 //   arguments of a run          floats: a program's follow from the recording's by formulas, as long as guards hold
 //                               (capture/float_trace.h). Integers that feed arithmetic are recorded as floats
-//   part of the recording       autocast (casts are recorded), train/eval, hooks and host writes (they end a
-//   recording),
-//                               random states (each is a recorded tensor)
-//   in the key of a backward    which gradients arrive, which sums it adds to, which of these it may overwrite
-//   (Arriving)
+//   part of the recording       autocast (casts are recorded), train/eval, random states (each is a recorded tensor),
+//                               hooks and host writes (they end a recording)
+//   in the key of a backward    Arriving: which gradients arrive, which sums it adds to, which of them it overwrites
 //   asked when it runs          who else holds memory (donation, in-place sums), memory that inputs share, versions of
 //                               saved tensors, hooks and retained gradients, retain_graph, a parameter's 16-bit copy
 //   one for each region         CompileOptions; the key does not repeat them
 //   of no influence on results  thread count (fixed chunks), addresses and storage offsets, memory purposes, lines of
-//                               the program, marks and what was compiled before: these choose between codes of equal
-//                               results
+//                               the program; marks and earlier compilations (they choose code, but not its results)
 RecordingKey pack(const Graph& graph, PackFloats floats) {
   const bool with_floats = floats == PackFloats::kYes;
   // Every call of a block is recorded and packed, so the words are counted first and then written without checks.

@@ -44,7 +44,7 @@ bool resize_results(Graph& graph, const GraphNode& node) {
   try {
     results = infer_results(graph, node, Operands::kAsTheyAre);
   } catch (const std::exception&) {
-    return false;  // no op was made for shapes that nobody asked for
+    return false;  // the op does not allow these shapes
   }
   const size_t n = results.size();
   if (n < node.outputs.size() || (node.op->n_outputs < 0 && n > node.outputs.size())) return false;
@@ -67,14 +67,14 @@ std::optional<Resizing> Resizing::find(const Graph& recorded, std::span<const Va
   if (sizes.size() > kMaxVariables) return std::nullopt;
   for (int64_t size : sizes)
     if (size < 3) return std::nullopt;
-  // A constant has no operand that tells what its size follows: a variable, or a parameter of the same size.
+  // A constant has no operand that shows whether its size follows a variable or a parameter of equal size. Tries both.
   const auto fitting = [&](std::span<const VariableDim> all) -> std::optional<Resizing> {
     for (const bool constants_follow : {true, false})
       if (Resizing found(recorded, all, sizes, constants_follow); found.find_rules()) return found;
     return std::nullopt;
   };
   if (auto as_marked = fitting(dims)) return as_marked;
-  // A mask or a table of positions may have the dimension, too, without a mark. Parameters keep their sizes.
+  // A mask or a table of positions may have a variable dimension without being marked. Parameters keep their sizes.
   std::vector<VariableDim> more(dims.begin(), dims.end());
   for (size_t i = 0; i < recorded.inputs.size(); ++i) {
     const Value& value = recorded.value(recorded.inputs[i]);
@@ -110,7 +110,7 @@ bool Resizing::find_rules() {
   return true;
 }
 
-// Numbers up to here may be dimensions, counts or flags.
+// Integers up to this one may be dimensions, counts or flags.
 constexpr int64_t kSmall = kMaxRank;
 
 std::optional<Resizing::Rule> Resizing::rule_for(int32_t node, int32_t position) const {
@@ -121,7 +121,7 @@ std::optional<Resizing::Rule> Resizing::rule_for(int32_t node, int32_t position)
     int64_t product = 1;
     for (size_t v = 0; v < sizes_.size(); ++v)
       if (mask >> v & 1u) product *= sizes_[v];
-    // A product of more variables explains more.
+    // A product of more variables is a better explanation.
     if (value % product == 0 && (rule.factors == 0 || std::popcount(mask) > std::popcount(rule.factors)))
       rule.factors = mask;
     if (value == product) {
@@ -144,7 +144,7 @@ int64_t Resizing::apply(const Rule& rule, int64_t value, std::span<const int64_t
   return value;
 }
 
-// Tries the likeliest choice of integers first: those that equal a size, or nearly, follow it, the others do not.
+// Tries the likeliest choice first: integers that are equal to a size, or nearly, follow it, and the others do not.
 bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_t> sizes) {
   GraphNode& node = graph.node(index);
   const Attrs recorded = node.attrs;
@@ -158,7 +158,7 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     for (size_t v = 0; v < sizes_.size(); ++v)
       if (rule->factors >> v & 1u) product *= sizes_[v];
     candidates.push_back(*rule);
-    // What has no operands follows no other size.
+    // Without operands, constants_follow_ decides. Otherwise a small integer is no sign of a size.
     const bool telling = node.inputs.empty() ? constants_follow_ : recorded.ints[p] > kSmall;
     likely.push_back(telling && (rule->addend >= 0 || recorded.ints[p] == product));
   }
@@ -169,14 +169,14 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     // Where a view begins with its source's dimensions, they are likely the same ones.
     for (int d = 0; in_place && d < std::min(from.rank(), to.rank()) && from[d] == to[d]; ++d)
       if (graph.value(node.inputs[0]).sizes[d] != graph.value(node.outputs[0]).sizes[d]) return false;
-    // Each element of a view is one of its source, and all of them if it was so.
+    // A view has elements of its source only, and all of them if it had all of them before.
     const Value &source = graph.value(node.inputs[0]), &view = graph.value(node.outputs[0]);
     if (from.numel() == to.numel() && source.sizes.numel() != view.sizes.numel()) return false;
     return std::all_of(node.outputs.begin(), node.outputs.end(),
                        [&](ValueId id) { return reach(graph.value(id)) <= reach(source); });
   };
-  // A choice is the set of candidates that are not as likely; small sets first, of equals the one that spares the
-  // first.
+  // A choice is the set of candidates for which the less likely answer is taken. Small sets come first, and among sets
+  // of one size, those without the first candidates.
   std::vector<uint32_t> choices(size_t{1} << candidates.size());
   std::iota(choices.rbegin(), choices.rend(), 0u);
   std::stable_sort(choices.begin(), choices.end(),

@@ -1,7 +1,7 @@
-// A recording as it would be at other sizes of some dimensions of its inputs. C++ hands plain integers to reshape and
-// slice, so nobody can know which of them follow a size; but at a size one smaller most wrong guesses do not fit
-// together. A recording at other sizes is therefore never run: what it says of kernels is checked wherever code is used
-// (jit/kernel_table.h).
+// Guesses a recording at other sizes of some dimensions of its inputs. C++ passes plain integers to reshape and slice,
+// so it is unknown which of them follow a size. Guesses are tested at other sizes, where the shapes of most wrong
+// guesses do not fit together. A guess may still be wrong. So a recording at other sizes is never run, and what it says
+// about kernels is checked wherever code is used (jit/kernel_table.h).
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,16 @@ struct VariableDim {
 class Resizing {
  public:
   // Finds the integers of `recorded` (which must outlive this) that follow the variables, whose sizes are `sizes` now.
-  // Nothing if no choice of them gives a recording that fits together, or if a size is below 3, where all integers look
+  // nullopt if no choice of integers gives shapes that fit together, or if a size is below 3, where all integers look
   // alike.
   static std::optional<Resizing> find(const Graph& recorded, std::span<const VariableDim> dims,
                                       std::span<const int64_t> sizes);
 
-  // The recording with these sizes of the variables; nothing if it does not fit together. Values keep their numbers.
+  // The recording with these sizes of the variables; nullopt if they do not fit together. Values keep their numbers.
   std::optional<Graph> at(std::span<const int64_t> sizes) const;
 
  private:
-  // An attribute's integer: times the sizes of `factors`, or a sum with that of `addend`.
+  // How an attribute's integer follows: a multiple of the sizes of `factors`, or the size of `addend` plus a constant.
   struct Rule {
     int32_t node;
     int32_t position;
@@ -54,7 +54,7 @@ class Resizing {
   const Graph* recorded_;
   std::vector<VariableDim> dims_;
   std::vector<int64_t> sizes_;
-  bool constants_follow_;    // sizes of what is made without operands
+  bool constants_follow_;    // sizes of tensors that are made without operands follow variables
   std::vector<Rule> rules_;  // by node
 };
 

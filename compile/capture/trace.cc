@@ -19,7 +19,7 @@ Trace::Trace() {
 
 Trace::~Trace() {
   abandon();
-  // A whole model's recording is not kept, nor a graph that was taken away.
+  // Does not keep the memory of a whole model's recording, nor of a graph that was moved away.
   constexpr size_t kMaxKept = 1024;
   Spare* const memory = PerThread<Spare>::get();
   if (memory == nullptr) return;
@@ -77,7 +77,7 @@ ValueId Trace::value_of(const Tensor& tensor, std::source_location where) {
 }
 
 std::source_location Trace::user_of(std::source_location where) {
-  if (where.file_name() == user_file_) return where;  // most ops of a block stand in one file
+  if (where.file_name() == user_file_) return where;  // most ops of a block are called in one file
   const std::source_location user = user_location(where);
   if (ModuleFrame::innermost() != nullptr && user.file_name() == where.file_name()) user_file_ = where.file_name();
   return user;
@@ -163,7 +163,7 @@ void Trace::resume(Tail& tail, size_t n) {
     graph.nodes.push_back(std::move(node));
   }
   tail.nodes.erase(tail.nodes.begin(), end);
-  tail.handles = needed(tail.nodes, tail.handles);  // what else they held is dead, if nobody else holds it
+  tail.handles = needed(tail.nodes, tail.handles);  // releases the handles of other values
 }
 
 void Trace::flush(const TensorImpl&, std::source_location where) {

@@ -35,11 +35,11 @@ class Trace : public Recorder {
   // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
-  // What is recorded: `graph`, or a recording that is the same so far.
+  // The calls recorded so far: `graph`, or an earlier recording that begins with the same calls.
   virtual const Graph& recorded() const { return graph; }
 
-  // The origin of all that is recorded from now on: this call; null: each call is its own. A call without a number gets
-  // one, from `first_call` on.
+  // The origin of all calls that are recorded from now on; null: each call is its own origin. A call without a number
+  // gets one, from `first_call` on.
   const Origin* origin = nullptr;
   int32_t first_call = 0;
   // For placeholders only.
@@ -50,14 +50,14 @@ class Trace : public Recorder {
  protected:
   // True if a recorded call reads memory of `storage`.
   bool reads(const Storage& storage) const;
-  // The tensor, which may be an input already, has got another history.
+  // Call when `input`, which may be an input of the graph already, has got another history.
   void history_changed(const Tensor& input);
-  // The ops recorded behind node `last`, taken out so that the rest can run first; and recorded again after that, all
-  // or the first `n` of them, which leave the tail.
+  // cut() takes out the ops recorded behind node `last`, so that the rest can run first. resume() records them again:
+  // all, or the first `n`, which it removes from the tail.
   struct Tail {
     std::vector<GraphNode> nodes;
-    std::vector<Value> values;    // as they were; ids in `nodes` are theirs
-    std::vector<Tensor> handles;  // of what the nodes read and make
+    std::vector<Value> values;    // as before cut(); ids in `nodes` refer to them
+    std::vector<Tensor> handles;  // of the values that the nodes read and make
   };
   Tail cut(int32_t last);
   void resume(Tail& tail, size_t n);
@@ -81,7 +81,7 @@ class Trace : public Recorder {
   // Keeps, of `handles` (by value), those that the nodes read or make; the others are undefined.
   static std::vector<Tensor> needed(std::span<const GraphNode> nodes, const std::vector<Tensor>& handles);
   std::source_location user_of(std::source_location where);
-  const char* user_file_ = nullptr;  // known not to be Rondo's own
+  const char* user_file_ = nullptr;  // a file that is known not to be Rondo's own
 };
 
 }  // namespace rondo::compile

@@ -1,14 +1,14 @@
 // Note [Writes]. A recorded call never overwrites: a write in place becomes a call whose result is the next version of
-// the memory. A write through a view makes a copy of the whole with the view's part replaced. What reads the memory
-// later reads the present version, through the same views as before. So the compiler sees values only, and may reorder,
-// fuse and drop as ever.
+// the memory. A write through a view makes a copy of the whole with the view's part replaced. Later calls that read the
+// memory read its current version, through the same views as before. So the compiler sees only values, and may reorder,
+// fuse and drop calls as usual.
 //
-// A recording writes memory of its own, or of a tensor outside of it. The last version of the latter is an output, and
-// the caller of the program finds it in the tensor's memory afterwards (Graph::versions, region/write_back.h). The plan
-// makes it there, if the order of reads allows that.
+// A recording writes memory of its own, or that of a tensor outside of it. The last version of an outside tensor is an
+// output, and the caller of the program finds it in the tensor's memory afterwards (Graph::versions,
+// region/write_back.h). The plan computes it in that memory, if the order of reads allows that.
 //
-// Nothing is guessed: two tensors outside of the recording that share memory are told apart only if one lies in the
-// other. Otherwise, and where the write changes what gradients flow to, the write is a graph break.
+// Nothing is guessed: if two tensors outside of the recording share memory, one must lie in the other. Otherwise the
+// write is a graph break. So is a write that changes where gradients flow.
 #include "rondo/compile/capture/writes.h"
 
 #include <utility>
@@ -127,7 +127,7 @@ bool WritingTrace::can_read_all(std::span<const Tensor* const> inputs) const {
 
 const char* WritingTrace::first_write_break_reason(const Tensor& base, bool differentiable) const {
   const TensorImpl& impl = *base.impl();
-  // Two tensors share memory, neither is known to lie in the other, and both are read.
+  // True if `other`, which the recording reads, shares memory with `base`, and neither is known to lie in the other.
   const auto shares = [&](const Tensor& other) {
     return other.impl() != base.impl() && other.impl()->storage == impl.storage;
   };
@@ -172,15 +172,15 @@ WritingTrace::Memory* WritingTrace::memory_to_write(const Tensor& target, bool d
   return &add_memory(std::move(made));
 }
 
-// False behind a detach(), and for what was made under no_grad: the memory's history is not this one's.
+// False for a value behind a detach(), or made under no_grad: it does not have the history of its memory.
 bool WritingTrace::follows_history(ValueId id) const {
   for (; graph.value(id).root != id; id = graph.node(graph.value(id).producer).inputs[0])
     if (!graph.value(id).grad_mode) return false;
   return true;
 }
 
-// A write cannot be recorded if eager execution refuses it, or if no value describes it. The caller's write then runs
-// by itself.
+// A write cannot be recorded if eager execution refuses it, or if no value describes it. Then the caller runs the write
+// by itself, outside of the recording.
 const char* WritingTrace::write_break_reason(const Tensor& target, bool differentiable, std::source_location where,
                                              std::span<const Tensor* const> inputs, const OpDef& op) const {
   const TensorImpl& impl = *target.impl();
@@ -220,8 +220,8 @@ const char* WritingTrace::record_write(const OpDef& op, std::span<const Tensor* 
   for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(apart[i].defined() ? &apart[i] : inputs[i]);
   graph.value(whole).overwritten = true;
   const Value& base = graph.value(whole);
-  // On the eager tape a gradient passes a write through a view as a part of the base's, even if the view shows all: it
-  // is added to zeros, so -0 becomes 0.
+  // On the eager tape, the gradient of a write through a view is added to zeros of the base's size, even if the view
+  // shows all of the base. So -0 becomes 0.
   const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides &&
                         (!differentiable || shown.root == target_value);
   ValueId written = kNoValue;
@@ -244,7 +244,7 @@ const char* WritingTrace::record_write(const OpDef& op, std::span<const Tensor* 
   return nullptr;
 }
 
-// A call that does not read what it overwrites needs no view of it. So the place of the view is no part of the key.
+// A call that does not read what it overwrites needs no view of it, so the key does not hold the place of the view.
 ValueId WritingTrace::record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                                     ValueId whole, const Value& shown, bool differentiable,
                                     std::source_location where) {
@@ -274,8 +274,8 @@ ValueId WritingTrace::record_version(const OpDef& op, std::span<const Tensor* co
   return graph.nodes.back().outputs[0];
 }
 
-// What eager execution makes, before a differentiable write, of operands in the memory that is written: a copy of what
-// the gradient reads; and of the target itself as a second operand, if it is a view, a view with a new history.
+// Returns what eager execution, before a differentiable write, puts in the place of operands in the written memory: a
+// copy of an operand that the gradient reads; a view with a new history if the target, a view, is also an operand.
 std::vector<Tensor> WritingTrace::operands_apart(const OpDef& op, std::span<const Tensor* const> inputs,
                                                  const Memory& memory, std::source_location where) {
   std::vector<Tensor> apart(inputs.size());
@@ -344,7 +344,7 @@ void WritingTrace::advance(Memory& memory, ValueId next) {
   const bool gets_history = graph.value(next).requires_grad && !user.impl()->requires_grad;
   handles_[static_cast<size_t>(next)] = std::move(user);
   if (!gets_history) return;
-  // So do all its views, which say so from here on.
+  // All views of the memory get the history, too, and require a gradient from here on.
   for (size_t id = 0; id < handles_.size(); ++id)
     if (TensorImpl& impl = *handles_[id].impl(); impl.recorder == this && follows_history(static_cast<ValueId>(id)) &&
                                                  memory_of(graph.values[id].root) == &memory &&
@@ -373,7 +373,7 @@ ValueId WritingTrace::renewed(ValueId id) {
   return id == root ? memory->current : rebuild_view(id, memory->current);
 }
 
-// The views between the root and `view`, on another root.
+// Records again the chain of views from the old root to `view`, starting at `root`. Returns the new view.
 ValueId WritingTrace::rebuild_view(ValueId view, ValueId root) {
   if (graph.value(view).root == view) return root;
   if (graph.value(root).requires_grad && follows_history(view)) return rebuild_view_with_history(view, root);
@@ -400,7 +400,7 @@ ValueId WritingTrace::rebuild_view(ValueId view, ValueId root) {
   return shown;
 }
 
-// One view straight of the root, whose gradient joins the root's as on the eager tape.
+// Records one view directly of the root, so that its gradient joins the root's as on the eager tape.
 ValueId WritingTrace::rebuild_view_with_history(ValueId view, ValueId root) {
   return rebuild_as_view_of_root(view, root, true);
 }
@@ -424,7 +424,7 @@ ValueId WritingTrace::renew(TensorImpl& impl) {
   const ValueId before = impl.recorded_value, now = renewed(before);
   if (now == before) return now;
   Tensor& known = handles_[static_cast<size_t>(before)];
-  // A handle of the recording's own. advance() has moved the user's handle of a whole memory.
+  // Nothing to do for a handle of the recording's own, or for a whole memory: advance() has moved the user's handle.
   if (known.impl() != &impl || graph.value(before).root == before) return now;
   return move_to(impl, now);
 }
@@ -460,8 +460,8 @@ ValueId WritingTrace::read_of_written(const Tensor& outside) {
 
 // Note [Stale views]. On the eager tape, a view gets the new history of its base only when something asks for it:
 // an op that reads the view, or a backward from it. Until then it has no place in the order in which gradients meet at
-// the base. So a view that leaves the recording with its base, and that nothing has read since the last write, leaves
-// it as such a view, without a history from here.
+// the base. So a view that leaves the recording with its base, and that nothing has read since the last write, stays
+// stale: the recording gives it no history.
 bool WritingTrace::may_stay_stale(ValueId id) const {
   const ValueId root = graph.value(id).root;
   const Memory* const memory = memory_of(root);
@@ -491,7 +491,7 @@ void WritingTrace::refresh() {
   drop_unread_views();
 }
 
-// The place of a view that nothing reads must not make another key.
+// Drops views that nothing reads: their places must not make another key.
 void WritingTrace::drop_unread_views() {
   ValueMap<bool> read(graph, false);
   NodeMap<bool> keep(graph, true);

@@ -105,7 +105,7 @@ int load(std::string_view bytes, const std::string& path) {
 std::vector<KernelFile> artifact_sections(std::span<const Target* const> of) {
   std::vector<KernelFile> sections;
   for (const Target* target : of) {
-    // No store is made here: a key asks for the compiler.
+    // Uses existing stores only: making one needs the target's key, which needs the compiler.
     for (const CodeStore* store : CodeStore::all())
       if (&store->target() == target) {
         KernelFile generated = store->contents();

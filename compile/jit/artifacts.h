@@ -9,7 +9,7 @@
 
 namespace rondo::compile {
 
-// All code of this process for these targets, generated and by hand.
+// All code of this process for these targets: generated and hand-written.
 std::vector<io::KernelFile> artifact_sections(std::span<const Target* const> of);
 // `packed`: io::pack_artifact(). Throws FileError.
 void write_artifact(const std::string& path, const std::string& packed);

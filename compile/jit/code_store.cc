@@ -14,11 +14,11 @@
 namespace rondo::compile {
 namespace {
 
-constexpr size_t kMaxMisses = 256;  // that are kept
+constexpr size_t kMaxMisses = 256;  // the number of misses that are kept
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// How far two kernels are alike, and the first line in which they are not.
+// How many lines of two kernels are equal, and the first line that differs.
 struct Likeness {
   size_t equal_lines = 0;
   std::string first_difference;
@@ -37,7 +37,7 @@ Likeness compare_lines(const std::string& there, const std::string& here) {
 
 struct Stores {
   std::mutex mutex;
-  // Also by the target's key: another NVRTC makes other code.
+  // By target and its key, because another NVRTC makes other code.
   std::map<std::pair<const Target*, std::string>, std::unique_ptr<CodeStore>> by_target;
 };
 Stores& stores() {
@@ -104,7 +104,7 @@ CodeStore::Found CodeStore::find(const std::string& kernel) {
     placed(kernel) = code = *std::move(made);
     return absl::OkStatus();
   });
-  // Told to the log, whose sink may ask for a report, when no lock is held.
+  // Writes to the log. Call it without a lock, because the log's sink may ask for a report.
   const auto tell = [&](const std::string& what) {
     if (log::enabled(log::Topic::kCache)) log::write(log::Topic::kCache, absl::StrCat(first_line(kernel), ": ", what));
   };

@@ -1,5 +1,5 @@
-// The machine code of this process by the canonical texts of its kernels: the objects of io/object_store.h, placed. It
-// counts where code comes from, and says why none was there. Thread safe.
+// CodeStore: the machine code of this process, by the canonical texts of its kernels. It places the objects of
+// io/object_store.h in memory, counts where code comes from, and explains misses. Thread safe.
 #pragma once
 
 #include <memory>
@@ -22,18 +22,18 @@ using io::HostKey;
 using io::KernelFile;
 using io::KernelRecord;
 
-// The disk cache of this process: as the environment and RONDO_DISABLE say, with warnings to the log.
+// The disk cache of this process, by the environment and RONDO_DISABLE. Its warnings go to the log.
 DiskCacheOptions disk_cache_options();
 
 class CodeStore {
  public:
   CodeStore(DiskCacheOptions disk, HostKey host, const Target& target)
       : target_(target), objects_(std::move(disk), std::move(host)) {}
-  // The one of this process for a target, with the disk cache that the environment names. Never destroyed.
+  // This process's store for a target, with the disk cache that the environment names. Never destroyed.
   static CodeStore& of(const Target& target);
 
-  // The code for a kernel, or null: a miss, to be followed by add(). `in_memory`: false if it comes from disk, or from
-  // an artifact for the first time.
+  // Returns the code for a kernel, or null: a miss, after which the caller calls add(). `in_memory`: false if the code
+  // comes from disk, or from an artifact for the first time.
   struct Found {
     std::shared_ptr<const MachineCode> code = nullptr;
     bool in_memory = false;
@@ -44,19 +44,19 @@ class CodeStore {
 
   // All code in memory, with the key of this store, for an artifact.
   KernelFile contents() const { return objects_.contents(); }
-  // Takes such code. kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was taken.
+  // Takes the code of an artifact. kInvalidArgument: damaged. kFailedPrecondition: for another host; takes nothing.
   absl::Status take(KernelFile file);
   CacheReport report() const;
-  int64_t forget();                      // returns the number of kernels that it forgot, as does:
-  static int64_t forget_all();           // of those of this process
-  static std::vector<CodeStore*> all();  // of this process
+  int64_t forget();                      // returns the number of kernels that it forgot
+  static int64_t forget_all();           // the same for all stores of this process
+  static std::vector<CodeStore*> all();  // all stores of this process
   const Target& target() const { return target_; }
   bool has_artifacts() const { return objects_.has_artifacts(); }
 
  private:
   struct Miss {
     std::string kernel;
-    HostDifference host;  // of code for another host, if there was some
+    HostDifference host;  // if there was code for another host: how that host differs
   };
   CacheReport::Miss explained(const Miss& miss, const std::vector<std::string>& known) const;
   absl::StatusOr<std::shared_ptr<const MachineCode>> place(const std::string& object) const;

@@ -1,6 +1,5 @@
-// Turns loop kernels into machine code, which is made once: it is looked for in this process, in artifact files that
-// were loaded, on disk, and only then compiled (code_store.h). LLVM is loaded with the first kernel that has to be
-// compiled.
+// Turns loop kernels into machine code. Code is first looked for in this process, in loaded artifact files and on disk,
+// and compiled only if none has it (code_store.h). LLVM is loaded with the first kernel that has to be compiled.
 #pragma once
 
 #include <memory>
@@ -24,7 +23,7 @@ class Executable {
       : code_(std::move(code)), compiled_(compiled), fresh_(fresh) {}
   // In the order of the kernels given.
   KernelHandle handle(int i) const;
-  KernelEntry entry(int i) const;             // of host code
+  KernelEntry entry(int i) const;             // for host code only
   int compiled() const { return compiled_; }  // kernels that no cache had
   int fresh() const { return fresh_; }        // kernels that this process did not have: compiled, or found elsewhere
 
@@ -33,12 +32,12 @@ class Executable {
   int compiled_, fresh_;
 };
 
-// Code would have to be generated where that is forbidden.
+// Thrown if code would have to be generated where that is forbidden.
 class CodeForbidden : public Error {
  public:
   using Error::Error;
 };
-// While it lives, this thread's compile_kernels() finds code in caches only and throws CodeForbidden where none has it.
+// While one lives, this thread's compile_kernels() takes code from caches only. Throws CodeForbidden if none has it.
 class ForbidCodeGeneration {
  public:
   ForbidCodeGeneration();
@@ -50,9 +49,9 @@ class ForbidCodeGeneration {
   bool outer_;
 };
 
-// Machine code for the target; kernels that have to be compiled are so in parallel. Thread safe. Throws Error if one
-// has to be and the compiler is missing (Rondo was built without LLVM, or was moved; there is no NVRTC), InternalError
-// if it rejects a kernel.
+// Returns machine code for the target. Compiles in parallel the kernels that no cache has. Thread safe. Throws Error if
+// a kernel has to be compiled and the compiler is missing (Rondo was built without LLVM, or was moved; there is no
+// NVRTC), and InternalError if the compiler rejects a kernel.
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {},
                                             const Target& target = target_of(kCPU));
 

@@ -22,8 +22,8 @@ class KernelTable {
       std::vector<LoopKernel> missing;
       std::vector<std::shared_ptr<KernelSlot>> made;  // of each missing one
       claim(kernels, sizes, hints, uses, target, slots, missing, made);
-      // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for
-      // these.
+      // Compiles without the lock. Meanwhile other threads find existing kernels, make the ones they miss themselves,
+      // and wait for those that are made here.
       if (!missing.empty()) {
         const std::shared_ptr<const Executable> code = make(missing, made, target);
         result.compiled += code->compiled();
@@ -35,7 +35,7 @@ class KernelTable {
       all_there = true;
       for (const std::shared_ptr<KernelSlot>& slot : slots) {
         ready_.wait(lock, [&] { return slot->state != KernelSlot::State::kPending; });
-        // If another thread's compilation has failed, this thread tries, and gets an error of its own.
+        // If another thread's compilation has failed, this thread tries again, and gets the error itself.
         all_there = all_there && slot->state == KernelSlot::State::kReady;
         result.kernels.push_back(slot->kernel);
       }
@@ -81,7 +81,7 @@ class KernelTable {
         continue;
       }
       position[i] = missing.size();
-      // The same kernel twice in one program.
+      // The program may contain the same kernel twice.
       for (size_t k = 0; k < i; ++k)
         if (position[k] != SIZE_MAX && wanted[k].same_code(wanted[i])) position[i] = position[k];
       if (position[i] == missing.size()) {
@@ -91,8 +91,8 @@ class KernelTable {
       }
       slots[i] = made[position[i]];
     }
-    // A thread that finds a slot waits until the slot is filled. So everything that can throw comes before the first
-    // slot can be found.
+    // A thread that finds a slot waits until the slot is filled. So everything that can throw is done before the table
+    // contains the first new slot.
     std::vector<std::pair<std::vector<KernelVariant>*, KernelVariant>> fresh;
     for (size_t i = 0; i < kernels.size(); ++i) {
       if (position[i] == SIZE_MAX) continue;
@@ -142,7 +142,7 @@ class KernelTable {
     std::map<const Executable*, long> held;
     for (const auto& [structure, variants] : variants_)
       for (const KernelVariant& v : variants) ++held[v.slot->kernel.code.get()];
-    std::set<const Executable*> unused;  // all of them before any is dropped, which changes the counts
+    std::set<const Executable*> unused;  // complete before any kernel is dropped, because that changes the counts
     for (const auto& [structure, variants] : variants_)
       for (const KernelVariant& v : variants) {
         const std::shared_ptr<Executable>& code = v.slot->kernel.code;

@@ -1,6 +1,6 @@
-// The kernels of this process, of each target: equal ones are compiled once, whatever region asks, and one that is
-// asked for at another size becomes a kernel that reads this size at run time. So a block that meets many sequence
-// lengths compiles twice: for the first length, and for all.
+// The kernels of this process, for each target. Equal kernels are compiled once for all regions. A kernel that is
+// requested at another size becomes one that reads this size at run time. So a block that meets many sequence lengths
+// compiles twice: for the first length, and for all.
 #pragma once
 
 #include <optional>
@@ -12,23 +12,23 @@
 namespace rondo::compile {
 
 struct CompiledKernels {
-  std::vector<CompiledKernel> kernels;  // in the order asked for
-  int added = 0;                        // those that this process had not asked for yet
-  int compiled = 0;                     // of these, the ones for which code had to be generated: no cache had any
-  int fresh = 0;                        // and the ones whose code this process did not have, wherever it came from
+  std::vector<CompiledKernel> kernels;  // in the order of the request
+  int added = 0;                        // those that this process had not requested before
+  int compiled = 0;                     // of these, those for which code was generated, because no cache had it
+  int fresh = 0;                        // of these, those whose code this process did not have in memory
 };
 
-// Thread safe: a kernel that several threads want is made by one of them; what is there is found while others compile.
-// Errors as compile_kernels. `hints`, if any, one each: code is then found only if it takes as much for granted.
-// `uses`, if any, one each.
+// Thread safe: if several threads want a kernel, one of them makes it; existing kernels are found while others compile.
+// Throws as compile_kernels(). `hints`: none, or one for each kernel; then code is found only if it assumes as much.
+// `uses`: none, or one for each kernel.
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes,
                                 std::span<const KernelHint> hints = {}, std::span<const KernelUse> uses = {},
                                 const Target& target = target_of(kCPU));
-// Nothing unless code that serves is there for all of them.
+// Finds existing code; nullopt unless there is code that serves for all of them.
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels,
                                             const Target& target = target_of(kCPU));
 
-// Forgets every kernel that no program holds, and the code of all; returns how many kernels had code.
+// Forgets every kernel that no program holds, with its code. Returns how many of them had code.
 int64_t forget_unused_kernels();
 // Forgets which sizes were met; code in memory stays.
 void forget_unused_variants();

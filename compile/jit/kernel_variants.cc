@@ -10,7 +10,7 @@
 namespace rondo::compile {
 namespace {
 
-// Reading these at run time costs nothing: the end of a loop, or a divisor once a call.
+// Marks the extents that cost nothing to read at run time: the end of a loop, or a divisor used once in a call.
 std::vector<bool> always_varying(const LoopKernel& kernel, size_t n) {
   std::vector<bool> varying(n, false);
   varying[0] = kernel.split_columns;  // cols
@@ -108,7 +108,7 @@ LoopKernel specialize(const LoopKernel& kernel, const WantedKernel& wanted, cons
     if (wanted.hint != nullptr && wanted.hint->varying[k]) made.varying[k] = true;
     if (best != nullptr && sizes == Sizes::kVarying && (best->varying[k] || best->sizes[k] != wanted.sizes[k]))
       made.varying[k] = true;
-    // Strides that need 64 bits hardly exist: taken for granted until one is met.
+    // Strides that need 64 bits are rare, so code assumes that there are none until one is met.
     if (made.varying[k] && k > 0) made.ranges[k] = useful_range(kernel, k, {.min = 0, .max = wanted.sizes[k]});
     if (wanted.hint != nullptr && wanted.hint->varying[k]) made.ranges[k] = wanted.hint->ranges[k];
     if (wanted.use[k] == exactly(wanted.sizes[k])) continue;
@@ -129,7 +129,7 @@ KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const L
   };
   const std::vector<int64_t> then = extents_of(next), low = extents_of(smallest), high = extents_of(largest);
   KernelHint hint{std::vector<bool>(now.size(), true), std::vector<ExtentRange>(now.size())};
-  if (then.empty()) return hint;  // another kernel altogether: all may vary
+  if (then.empty()) return hint;  // the next sizes give a different kernel: all extents may vary
   for (size_t i = 0; i < now.size(); ++i) {
     hint.varying[i] = then[i] != now[i];
     if (!hint.varying[i] || !may_vary(now[i])) continue;

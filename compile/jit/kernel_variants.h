@@ -1,6 +1,6 @@
-// The variants of one kernel: the same code but for sizes that are compiled in or read when it runs, and for what the
-// code takes for granted of those that are read. Which of them serves, and what to compile where none does. No locks:
-// kernel_table.cc has those.
+// The variants of one kernel. They differ in which sizes are compiled in and which are read at run time, and in what
+// the code assumes about the latter. Decides which variant serves a request, and what to compile if none does. Has no
+// locks: kernel_table.cc has them.
 #pragma once
 
 #include <memory>
@@ -13,26 +13,26 @@
 namespace rondo::compile {
 
 enum class Sizes : uint8_t {
-  kOwn,       // code for exactly these sizes, though code that serves them and others may be there
-  kConstant,  // code for exactly these sizes (of rows there may be any number)
-  kVarying,   // where a like kernel of other sizes exists, one that serves both
-  kAny,       // one that serves all sizes
+  kOwn,       // code for exactly these sizes, even if code for these and other sizes exists already
+  kConstant,  // code for exactly these sizes, but for any number of rows
+  kVarying,   // if the same kernel exists at other sizes, code that serves both
+  kAny,       // code that serves all sizes
 };
 
-// Knowledge of a kernel's extents besides their values: which ones follow from sizes that will change, and how far
-// they may go. By position in extents().
+// What is known about a kernel's extents besides their values: which ones follow from sizes that will change, and the
+// range of each. By position in extents().
 struct KernelHint {
   std::vector<bool> varying;
   std::vector<ExtentRange> ranges;  // useful_range() of each
 };
-// `here`, and the same kernel at the next sizes that may be met, at the smallest and at the largest (null: not known).
+// Compares `here` with the same kernel at the next possible sizes, at the smallest and at the largest (null: unknown).
 KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
                          const LoopKernel* largest);
 
 // The extents that the caller will pass when it runs a kernel's code, by position in extents(). A caller whose extents
 // differ from those of the kernel that it asks for must say so: code may assume a range of each extent.
 using KernelUse = std::vector<ExtentRange>;
-// Exactly the kernel's own extents, which is what callers that say nothing promise.
+// Exactly the kernel's own extents: the use that is assumed if the caller declares none.
 KernelUse exact_use(const LoopKernel& kernel);
 
 struct CompiledKernel {
@@ -66,21 +66,21 @@ struct KernelVariant {
   std::shared_ptr<KernelSlot> slot;
 
   bool same_code(const KernelVariant& other) const;
-  // How many extents stand in the way of serving `use`.
+  // How many extents prevent this variant from serving `use`.
   int64_t differences(const KernelUse& use) const;
-  // How much it leaves open that code with this hint would know. (Of what is not known to vary, nothing: as without
-  // hints.)
+  // How much code with this hint would assume that this variant does not. Extents that the hint does not know to vary
+  // do not count.
   int64_t leaves_open(const KernelHint* hint) const;
 };
 
-// The variant to run: of those that serve, the one whose code takes the most for granted, as it is the fastest. If none
-// serves, the one with the fewest extents in the way. Null: there are no variants.
+// The variant to run: among those that serve, the one whose code assumes the most, because it is the fastest. If none
+// serves, the one with the fewest differences(). Null: there are no variants.
 const KernelVariant* nearest(std::span<const KernelVariant> variants, const WantedKernel& wanted);
 
-// True if `best` is what `kernel` is to be run with.
+// True if `kernel` can run with `best`, so that nothing has to be compiled.
 bool serves(const KernelVariant& best, const LoopKernel& kernel, const WantedKernel& wanted, Sizes sizes);
 
-// The kernel to compile for `kernel`. `best`: the nearest that is there, or null.
+// Returns the kernel to compile for `kernel`. `best`: the result of nearest(), or null.
 LoopKernel specialize(const LoopKernel& kernel, const WantedKernel& wanted, const KernelVariant* best, Sizes sizes);
 
 }  // namespace rondo::compile

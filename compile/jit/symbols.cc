@@ -20,7 +20,7 @@
 #include "rondo/runtime/io/open_to_write.h"
 #include "rondo/runtime/io/trusted_file.h"
 
-// ---- What gdb looks for, by these names. Weak: LLVM has the same, and one list serves both.
+// ---- gdb looks for these names. They are weak, because LLVM defines the same ones, and both must share one list.
 extern "C" {
 struct jit_code_entry {
   jit_code_entry* next_entry;
@@ -44,7 +44,7 @@ struct jit_descriptor {
 namespace rondo::compile {
 namespace {
 
-// An ELF image that says nothing but "at this address there is a function of this name".
+// An ELF image that says only: at this address there is a function with this name.
 struct Image {
   enum Section : uint16_t { kNull, kText, kSymbols, kNames, kSections };
   Elf64_Ehdr header = {};
@@ -152,7 +152,7 @@ class Symbols {
     __jit_debug_descriptor.action_flag = 0;
     __jit_debug_descriptor.relevant_entry = nullptr;
   }
-  // A process that forks has kernels of its parent; its file begins with all of them. A profile is worth no error: what
+  // A forked process has the kernels of its parent, so its file begins with all of them. Never throws: a line that
   // cannot be written is left out.
   void append(const std::string& line) {
     try {
@@ -163,7 +163,7 @@ class Symbols {
         process_ = ::getpid();
       }
       const int file = io::open_to_write(perf_map_path(), O_WRONLY | O_APPEND, io::Links::kRefuse, 0600);
-      // Nobody else's file: anybody may make one of that name in /tmp.
+      // Does not write to another user's file: anybody may make a file with this name in /tmp.
       if (io::distrust(file).empty()) [[maybe_unused]]
         const ssize_t written = ::write(file, text.data(), text.size());
       ::close(file);
@@ -175,7 +175,7 @@ class Symbols {
   std::mutex mutex_;
   std::map<const void*, std::unique_ptr<Shown>> by_address_;
   bool perf_ = perf_wanted();
-  pid_t process_ = 0;  // whose file has what was shown so far
+  pid_t process_ = 0;  // the process whose file has all lines so far
 };
 
 // Never destroyed: code may outlive every static object. Takes no memory: destructors of code call hide().

@@ -9,7 +9,7 @@
 namespace rondo::compile {
 namespace {
 
-// One line for each target.
+// A new target is one line here.
 constexpr const Target* kTargets[] = {
     &cpu::kTarget,
     &cuda::kSm80,

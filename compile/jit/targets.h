@@ -1,4 +1,4 @@
-// The targets that there are.
+// Finds the targets that the compiler has.
 #pragma once
 
 #include <optional>
@@ -13,9 +13,10 @@ namespace rondo::compile {
 const Target* find_target(Device device);
 // The same. Throws Error if there is none.
 const Target& target_of(Device device);
-// A device of this process that its code runs on; nothing: none is here.
+// A device of this process on which the target's code runs; nullopt: there is none.
 std::optional<Device> device_of(const Target& target);
-// By Target::name, whether a device of it is here or not. Throws Error that lists the targets if there is none.
+// The target with this Target::name, with or without a device for it in this process. If there is none, throws Error
+// that lists the targets.
 const Target& target_named(std::string_view name);
 std::span<const Target* const> targets();
 

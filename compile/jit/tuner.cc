@@ -13,13 +13,13 @@
 namespace rondo::compile {
 namespace {
 
-// Candidates take turns, so that a disturbance meets all alike; the best time of each counts.
+// Candidates take turns, so that a disturbance affects all of them; the best time of each counts.
 constexpr int kRounds = 5;
 // A candidate replaces the first one if it takes less than this share of its time. A smaller gain may be noise.
 constexpr double kClearlyFaster = 0.97;
 constexpr double kLongEnough = 200e-6;  // seconds, for one measurement
 
-// A choice as it is kept, on disk and in artifacts: the position in decimal digits. Null: damaged.
+// Reads a choice as it is kept on disk and in artifacts: the position in decimal digits. nullopt: damaged.
 std::optional<int> choice_of(std::string_view text, int count) {
   int best = 0;
   const char* const end = text.data() + text.size();
@@ -53,7 +53,7 @@ int Tuner::fastest(const std::string& launch, std::span<const std::function<void
   const std::string what = target.machine == nullptr
                                ? launch
                                : absl::StrCat(launch, "\nmachine: ", target.machine(device), "\n");
-  const std::string key = absl::StrCat(kPrefix, count, " ways\n", what);  // a choice is a position
+  const std::string key = absl::StrCat(kPrefix, count, " ways\n", what);  // a position means nothing without `count`
   int best = 0;
   std::vector<double> times;
   const auto read = [&](const std::string& stored) {

@@ -1,9 +1,8 @@
-// The fastest of several ways to run one launch, measured once per machine (Mode::kMaxAutotune).
+// Tuner: chooses the fastest of several ways to run one launch, measured once per machine (Mode::kMaxAutotune).
 //
-// Note [What a choice holds for]. A choice is kept for the code's host key (Target::key), the device with the versions
-// of
-//   its driver and libraries (Target::machine), and what the launch is. Another device, or a newer driver or library,
-//   measures again: a library's algorithms have other numbers in another version.
+// Note [What a choice holds for]. A choice is kept for the code's host key (Target::key), for the device with the
+//   versions of its driver and libraries (Target::machine), and for the launch. With another device, or a newer driver
+//   or library, it is measured again: in another version, a library's algorithms have other numbers.
 #pragma once
 
 #include <atomic>
@@ -25,27 +24,27 @@ namespace rondo::compile {
 class Tuner {
  public:
   explicit Tuner(DiskCacheOptions disk) : options_(std::move(disk)) {}
-  // The one of this process, with the disk cache that the environment names. Never destroyed.
+  // This process's tuner, with the disk cache that the environment names. Never destroyed.
   static Tuner& instance();
 
-  // The position of the fastest candidate: as measured before, in this process or another one on such a machine, else
-  // measured now, on the compute stream of `device`. `launch` says all that the times depend on besides the machine:
-  // Note [What a choice holds for]. The first candidate wins unless another is clearly faster.
+  // Returns the position of the fastest candidate. Takes an earlier measurement, of this process or of another one on
+  // such a machine; otherwise measures now, on the compute stream of `device`. `launch` describes all that times depend
+  // on besides the machine: Note [What a choice holds for]. The first candidate wins unless another is clearly faster.
   int fastest(const std::string& launch, std::span<const std::function<void()>> candidates, Device device = kCPU);
-  // Choices that were measured, not remembered.
+  // The number of choices that were measured, not remembered.
   int64_t measured() const { return measured_.load(); }
 
-  // ---- Artifacts have choices beside the kernels of a target, as its folder on disk does.
+  // ---- Artifacts hold choices next to the kernels of a target, as the target's folder on disk does.
   // The choices that this process has made or taken for devices with this host key (its text).
   std::vector<io::KernelRecord> contents(const std::string& host);
-  // A record of an artifact that is a choice, and no kernel.
+  // True if a record of an artifact is a choice, not a kernel.
   static bool is_choice(const io::KernelRecord& record) { return record.kernel.starts_with(kPrefix); }
   // Remembers such a choice for devices with this host key. kInvalidArgument: damaged.
   absl::Status take(const HostKey& host, const io::KernelRecord& record);
 
  private:
   static constexpr char kPrefix[] = "tuning, ";
-  // The position, and each candidate's time in seconds.
+  // Returns the position of the fastest candidate. `best` gets each candidate's time in seconds.
   int measure(std::span<const std::function<void()>> candidates, Device device, std::vector<double>& best);
 
   io::ObjectStore& choices_for(const HostKey& host);

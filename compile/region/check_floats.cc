@@ -30,7 +30,7 @@ void compare(const char* which, Graph derived, const Program& program, Device de
     }
 }
 
-// The graphs of the call.
+// Derives the graphs of the call again.
 DerivedGraphs derive_again(const Entry& entry, const Graph& recorded, const Arriving* arriving) {
   DerivedGraphs made = entry.derive_again(recorded, arriving);
   if (made.partition && !made.partition->keeps_the_same_as(*entry.partition()))

@@ -9,7 +9,7 @@
 namespace rondo::compile {
 
 void check_forward_floats(const Binding& binding);
-// `bound`: the backward of `binding` for what arrives.
+// `bound`: the backward of `binding` for these arriving gradients.
 void check_backward_floats(const Binding& binding, const Binding::Backward& bound, const Arriving& arriving);
 
 }  // namespace rondo::compile

@@ -27,7 +27,7 @@ bool like(const Tensor& tensor, const Value& value) {
   return tensor.dtype() == value.dtype && tensor.sizes() == value.sizes;
 }
 
-// How many of `others` reach into the memory of a dense tensor, itself among them.
+// Counts the tensors of `others`, `tensor` itself among them, that overlap the memory of the dense `tensor`.
 int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
   const auto extent = [](const Tensor& t) {
     int64_t last = 0;
@@ -43,7 +43,7 @@ int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
   });
 }
 
-// The recording itself has overwritten what the gradient of `call` reads.
+// Throws because the recording itself has overwritten what the gradient of `call` reads.
 [[noreturn]] void throw_stale(const GraphNode& call) {
   throw StaleTensorError(
       absl::StrCat("backward of ", call.op->name,
@@ -52,7 +52,8 @@ int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
                    describe_location(call.where)));
 }
 
-// The inputs of a backward that others hold, too: who gets gradients at a seam (plan/seams.h) may write to them.
+// The inputs of a backward that are also held outside: code that gets gradients at a seam (plan/seams.h) may write
+// to these inputs.
 class SharedInputs {
  public:
   SharedInputs(const CompiledBackward& backward, std::span<const Tensor> inputs) : plan_(backward.program->plan()) {
@@ -61,7 +62,7 @@ class SharedInputs {
           !autograd::is_only_holder(inputs[k]))
         read_.emplace_back(k, SavedTensor(inputs[k], false));
   }
-  // Throws StaleTensorError if something that is read behind the seam was overwritten.
+  // Throws StaleTensorError if an input that is still read behind the seam was overwritten.
   void check(const Plan::Seam& seam, const char* node) const {
     for (const auto& [input, saved] : read_)
       if (plan_.last_launch[input] >= seam.launch) saved.get(node, {});
@@ -86,7 +87,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     if (!kept_.has_ports() && outputs.empty()) return {};
     return outputs_leading_to(entry_.recording(), requested_edges, outputs);
   }
-  // The node, by the output's port.
+  // Returns this node, owned through the output's port.
   std::shared_ptr<Node> history(int output) override {
     const std::shared_ptr<void> port = kept_.port(output, shared_from_this());
     if (port == nullptr) return shared_from_this();
@@ -109,7 +110,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       if (!replaced) pass = kept_.begin(arriving.gradients);
       if (!replaced && grad_enabled()) replace(pass, grads_out);
     }
-    // Also for a backward that had counted this node before it was replaced.
+    // A backward that had counted this node before it was replaced comes here, too.
     if (replaced) return tape_->backward(grads_out, grads_in, !autograd::LastRead::now());
     if (const char* why = why_replayed(arriving, pass); why != nullptr)
       backward_eagerly(Outcome::kReplayed, why, grads_out, grads_in, pass);
@@ -120,10 +121,11 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
 
  private:
   // Note [A tape for gradients with a history]. The second derivative of a region is that of its ops, so the recording
-  // runs again on the eager tape. Gradients of a second derivative reach the region by two ways: through its results,
-  // and through what its ops have saved. On the eager tape both meet at the ops. Here they would meet nowhere, were
-  // there two tapes, and each op would go backward twice, collectives among them. So the replay's tape replaces this
-  // node (Note [Replaced nodes] in runtime/autograd/autograd.h), and the region goes backward eagerly from then on.
+  // runs again on the eager tape. Gradients of a second derivative reach the region in two ways: through its results,
+  // and through the tensors that its ops have saved. On the eager tape both meet at the ops. If the region's node and
+  // the replay's tape both remained, the gradients would not meet, and each op, even a collective, would go backward
+  // twice. So the replay's tape replaces this node (Note [Replaced nodes] in runtime/autograd/autograd.h), and the
+  // region goes backward eagerly from then on.
   void replace(const KeptValues::Pass& pass, std::span<const Tensor> grads_out) {
     count(Outcome::kReplayed, "gradients with a history");
     tape_ = replay(*this, binding_, pass, grads_out);
@@ -132,7 +134,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     extras.clear();
     kept_.free_all();
   }
-  // Once, on a tape of its own.
+  // Runs this one backward op by op, on its own tape.
   void backward_eagerly(Outcome outcome, const char* why, std::span<const Tensor> grads_out, std::span<Tensor> grads_in,
                         const KeptValues::Pass& pass) {
     count(outcome, why);
@@ -148,7 +150,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     return nullptr;
   }
   // True if a hook or retain_grad() asks for the gradient of an output from which other outputs are computed. Also if a
-  // hook, which may send messages itself, would run before collectives that are behind it in eager execution.
+  // hook, which may send messages itself, would run before collectives that follow it in eager execution.
   bool watches_inside() const {
     for (const OutputExtras& extra : extras) {
       if (extra.hooks.empty() && extra.retained.expired()) continue;
@@ -162,8 +164,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     }
     return false;
   }
-  // The program of a backward computes the gradients of all inputs. A collective that is only for some of them must not
-  // run if grad() asks for the others: in eager execution it does not.
+  // True if a collective must not run. The program of a backward computes the gradients of all inputs. In eager
+  // execution, a collective does not run if grad() requests only gradients that do not need it.
   bool leaves_out_collectives(const Arriving& arriving, const KeptValues::Pass& pass) const {
     if (!entry_.communicates() || autograd::RequestedGradients::now() == nullptr) return false;
     const OpSet all = ops_passed(entry_.recording(), arriving.gradients);
@@ -189,8 +191,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       return backward_eagerly(Outcome::kEager, "a backward", grads_out, grads_in, pass);
     if (!grads_in.empty() && bound.compiled->stale_for >= 0)
       throw_stale(entry_.recording().node(bound.compiled->stale_for));
-    // Replayed, the op that needs what was overwritten says so, by its own name and line. What was freed is needed only
-    // by ops that this backward does not go through.
+    // In a replay, the op that needs an overwritten tensor throws, with its own name and line. Freed tensors are needed
+    // only by ops that this backward does not go through.
     if (!grads_in.empty() && std::any_of(bound.compiled->inputs.begin(), bound.compiled->inputs.end(), is_gone))
       return backward_eagerly(Outcome::kReplayed, "overwritten or freed memory", grads_out, grads_in, pass);
     autograd::apply_extras(*this, grads_out);
@@ -237,7 +239,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     const auto take_rest = [&](size_t i) {
       if (i < backward.grad_inputs.size() && results[i].defined()) take_gradient(i, std::move(results[i]));
     };
-    for (const Plan::Seam& seam : backward.program->plan().seams)  // that a check has kept back
+    for (const Plan::Seam& seam : backward.program->plan().seams)  // results that a check has held back
       for (const int32_t output : seam.outputs) take_rest(static_cast<size_t>(output));
     for (size_t i = 0; i < results.size(); ++i) take_rest(i);
     if (!backward.rows.empty()) end_in_rows(backward, results, grads_in, leaf_grads);
@@ -258,8 +260,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     return !arriving.in_parts.empty() && arriving.in_parts[input];
   }
 
-  // Note [Gradients in parts] in runtime/autograd/accumulate_node.h: the last contributions, as the rules of lookups
-  // make them.
+  // Hands over the last contributions as rows, as the gradient rules of lookups make them: Note [Gradients in parts] in
+  // runtime/autograd/accumulate_node.h.
   void end_in_rows(const CompiledBackward& backward, std::span<const Tensor> results, std::span<Tensor> grads_in,
                    std::span<const LeafGrad> leaf_grads) const {
     for (size_t r = 0; r < backward.rows.size(); ++r) {
@@ -280,8 +282,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     }
   }
 
-  // By gradient that the program computes: where it becomes the .grad of a leaf (autograd::GradientHome). Empty:
-  // nowhere.
+  // For each gradient that the program computes: the memory in which it becomes a leaf's .grad
+  // (autograd::GradientHome), or undefined. Empty: all are undefined.
   static std::vector<Tensor> homes_of(const CompiledBackward& backward, std::span<const Tensor> grads_in,
                                       std::span<const LeafGrad> leaf_grads, const Arriving& arriving) {
     std::vector<Tensor> homes(backward.grad_inputs.size());
@@ -297,7 +299,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     return any ? homes : std::vector<Tensor>();
   }
 
-  // By input: the .grad of the leaf that it is, if this backward goes there; else undefined.
+  // For each input: its .grad if it is a leaf that this backward reaches, otherwise undefined.
   std::vector<Tensor> leaves_reached(std::span<LeafGrad> leaf_grads, const KeptValues::Pass& pass) const {
     std::vector<Tensor> leaves;
     leaves.reserve(leaf_grads.size());
@@ -307,9 +309,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     return leaves;
   }
 
-  // Several contributions are added one by one to what later consumers sent, as on the eager tape; so is that of an op
-  // that adds onto it, as an embedding does. Another single one is added afterwards, or, for a leaf, added to its .grad
-  // in place.
+  // Chooses the inputs for which the program adds to the gradient so far. As on the eager tape, several contributions
+  // are added one by one to the gradient from later consumers. An op that adds onto an operand, as an embedding does,
+  // also adds to it. Any other single contribution is added after the run, or, for a leaf, to its .grad in place.
   void choose_totals(std::span<const Tensor> grads_in, const std::vector<Tensor>& leaves, Arriving& arriving) const {
     arriving.owned.reserve(grads_in.size());
     arriving.totals.reserve(grads_in.size());
@@ -322,7 +324,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     }
   }
 
-  // The order of sums follows the layout of what is summed. Without `exact` a gradient is copied instead.
+  // Notes the gradients that arrive in another layout than the outputs have: the order of sums follows the layout.
+  // Without `exact` such a gradient is copied instead.
   void note_layouts(std::span<const Tensor> grads_out, Arriving& arriving) const {
     for (size_t i = 0; i < grads_out.size(); ++i) {
       const Value& output = entry_.recording().value(entry_.recording().outputs[i]);

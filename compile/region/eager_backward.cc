@@ -15,8 +15,8 @@
 namespace rondo::compile {
 namespace {
 
-// The end of a replay's tape at an input that was overwritten, or, without an edge, at an output that nothing with a
-// gradient leads to.
+// Ends a replay's tape at an input that was overwritten, or, with an empty edge, at an output that does not depend on
+// anything with a gradient.
 class Passage final : public Node {
  public:
   explicit Passage(Edge to) { edges.push_back(std::move(to)); }
@@ -32,7 +32,7 @@ Tensor zeros_like(const Value& like, Device device) {
   return Tensor::over(memory.storage(), 0, like.sizes, like.strides, like.dtype);
 }
 
-// By value: whether something that requires a gradient is computed from it. Other values may be stale.
+// Returns, for each value, whether something that requires a gradient is computed from it. Other values may be stale.
 ValueMap<bool> leads_to_gradients(const Entry& entry) {
   const Graph& graph = entry.recording();
   ValueMap<bool> needed(graph, false);
@@ -47,12 +47,12 @@ ValueMap<bool> leads_to_gradients(const Entry& entry) {
   return needed;
 }
 
-// copy and fill read nothing of what they overwrite but its sizes.
+// False if `node` uses only the sizes of this input: copy and fill do not read the tensor that they overwrite.
 bool reads_values(const GraphNode& node, size_t input) {
   return input > 0 || (node.op != &ops::kCopy && node.op != &ops::kFill);
 }
 
-// One replay. It reads inputs that eager execution has no more use for.
+// One replay of a recording. It may also read inputs that eager execution would not need any more.
 class Replayed {
  public:
   Replayed(const RegionNode& region, const Binding& binding, const KeptValues::Pass& pass)
@@ -89,7 +89,7 @@ class Replayed {
   }
   Tensor& value(ValueId id) { return values_[id]; }
 
-  // From now on, a gradient rule that reads what was overwritten says so.
+  // From now on, a gradient rule that reads an overwritten value throws.
   void mark_overwritten() {
     for (size_t i = 0; i < graph().inputs.size(); ++i)
       if (const ValueId id = graph().inputs[i]; stale_[id]) value(id).storage().bump_version();
@@ -97,7 +97,8 @@ class Replayed {
       if (const int32_t at = kept_value(id); at >= 0 && saved_.values[static_cast<size_t>(at)].overwritten())
         value(id).storage().bump_version();
   }
-  // And one that reads what is computed from it, which eager execution might still have.
+  // True if a value was computed from an overwritten one. After mark_stale(), a gradient rule that reads such a value
+  // throws, too, although eager execution might still have that value.
   bool has_stale() const { return computed_stale_; }
   void mark_stale() {
     for (size_t id = 0; id < values_.size(); ++id)
@@ -113,7 +114,7 @@ class Replayed {
       value(id) = saved.get("a compiled region", {});
       return;
     }
-    // Values computed from this input may still be there, and its own numbers may be of no further use.
+    // Zeros take the place of the overwritten input: perhaps values computed from it are kept, and no rule reads it.
     value(id) = zeros_like(graph().value(id), entry_.device());
     if (region_.edges[i].node != nullptr)
       autograd::set_history(value(id), std::make_shared<Passage>(region_.edges[i]), 0);
@@ -128,15 +129,15 @@ class Replayed {
       for (ValueId id : made.outputs) {
         if (made.op->kind != OpKind::kView && restore(id)) continue;
         stale_[id] = computed_stale_ = true;
-        // Its version will change, which is no reason to look at its base again.
+        // mark_stale() will change the version of this value. Without a base, that does not renew a view's history.
         if (value(id).impl()->autograd != nullptr) value(id).impl()->autograd->base = Tensor();
       }
     if (const auto n = static_cast<size_t>(&made - graph().nodes.data()); !freed_.empty() && freed_[n] && saving_[n])
       for (ValueId id : made.outputs)
         if (value(id).requires_grad()) autograd::gradient_edge(value(id)).node->release_saved();
   }
-  // A collective does not run again (Note [Collectives are effects]): its results are those of the forward. No rule
-  // reads one that was not kept, nor anything that is computed from it (collectives_read()).
+  // A collective does not run again (Note [Collectives are effects]): its results are those of the forward. No gradient
+  // rule reads a result that was not kept, nor a value that is computed from it (collectives_read()).
   void give_sums(const GraphNode& node, std::span<const TensorArg> operands, std::span<Tensor> results) {
     for (size_t i = 0; i < results.size(); ++i) {
       const ValueId id = node.outputs[i];
@@ -188,14 +189,14 @@ class Replayed {
   const Entry& entry_;
   const KeptValues::Tensors& saved_;
   const OpSet& freed_;  // empty: none
-  const OpSet saving_;  // only for what was freed
+  const OpSet saving_;  // the ops that save something; empty if nothing was freed
   ValueMap<Tensor> values_;
   ValueMap<int32_t> kept_at_;  // by value: where the region keeps it; -1: it does not
   ValueMap<bool> stale_;       // by value: computed from an input that was overwritten
   bool has_stale_inputs_ = false, computed_stale_ = false;
 };
 
-// A tensor of this kind with this history. Its memory is one element.
+// Returns a tensor of this kind with this history. Its memory is one element, which all others share.
 Tensor with_history(const Value& kind, Device device, const Edge& history) {
   Dims none;
   for (int d = 0; d < kind.sizes.rank(); ++d) none.push_back(0);
@@ -228,8 +229,8 @@ void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> gr
     roots.push_back(with_history(graph.value(graph.outputs[i]), entry.device(), outputs_[i]));
     seeds.push_back(grads_out[i]);
   }
-  // These gradients are asked for: those of inputs, then those of outputs, for the hooks there. Nothing else runs, nor
-  // do its hooks.
+  // Collects the requested gradients: those of inputs, then those of outputs, for their hooks. Ops that lead to none of
+  // them do not run, nor do their hooks.
   const autograd::RequestedGradients* requested = autograd::RequestedGradients::now();
   std::vector<size_t> requested_inputs;
   for (size_t i = 0; i < inputs_.size(); ++i) {
@@ -248,7 +249,7 @@ void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> gr
   };
   if (requested != nullptr) {
     for (int i : requested->outputs) ask_for_output(i);
-  } else {  // whoever watches a result is told of its gradient, also where that leads to no input
+  } else {  // hooks on a result see its gradient, even if the result depends on no input
     for (int i = 0; i < static_cast<int>(outputs_.size()); ++i)
       if (!output(i).node->extras.empty()) ask_for_output(i);
   }
@@ -279,8 +280,8 @@ std::shared_ptr<const EagerTape> replay(const RegionNode& region, std::shared_pt
   auto tape = std::make_shared<const EagerTape>(std::move(binding), std::move(outputs), std::move(inputs));
   replayed.mark_overwritten();
   if (replayed.has_stale()) {
-    // First without the others, so that the error is that of eager execution, if there is one. Collectives of the
-    // backward run once.
+    // Goes backward before mark_stale(), so that an error of eager execution is thrown first. Not with collectives,
+    // because those of the backward must run only once.
     if (!entry.communicates()) {
       const GradMode off(false);
       std::vector<Tensor> unused(graph.inputs.size());

@@ -1,4 +1,4 @@
-// A backward of a region, op by op.
+// Runs the backward of a region op by op.
 #pragma once
 
 #include <memory>
@@ -11,18 +11,19 @@
 
 namespace rondo::compile {
 
-// The ends of an eager tape for one run of a region: what its recording leaves when it runs again, op by op. The ops'
-// nodes stand in the place of the region's own in the order of a backward.
+// An eager tape for one run of a region, made by running its recording again op by op. In the order of a backward, the
+// ops' nodes take the place of the region's node.
 class EagerTape {
  public:
-  // By output of the recording; by input of the recording, without a node where no gradient is wanted.
+  // `outputs`: by output of the recording. `inputs`: by input; without a node if no gradient is wanted.
   EagerTape(std::shared_ptr<const Binding> binding, std::vector<Edge> outputs, std::vector<Edge> inputs);
 
-  // `grads_in[i]` holds what input i has received so far (or undefined), and afterwards the new sum; it is empty if no
-  // input's gradient is asked for. Runs the hooks of the ops' nodes. Throws what the eager ops throw.
+  // `grads_in[i]` holds the gradient that input i has received so far (or undefined), and afterwards the new sum.
+  // `grads_in` is empty if no input's gradient is requested. Runs the hooks of the ops' nodes. Throws the errors of
+  // the eager ops.
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in, bool retain_graph) const;
   const Edge& output(int i) const { return outputs_[static_cast<size_t>(i)]; }
-  // `extras` of the region's node, which the ops' nodes get, too.
+  // Gives the `extras` of the region's node (hooks, retained gradients) to the ops' nodes.
   void add(std::span<const Node::OutputExtras> extras) const;
 
  private:
@@ -30,9 +31,9 @@ class EagerTape {
   std::vector<Edge> outputs_, inputs_;
 };
 
-// Runs the recording again, for second derivatives, hooks inside the region, DetectAnomaly, and what was overwritten.
-// No collective runs again. `grads_out`: what is about to arrive. Throws StaleTensorError where the eager ops' backward
-// of it does.
+// Runs the recording again and returns its tape: for second derivatives, hooks inside the region, DetectAnomaly, and
+// overwritten saved tensors. No collective runs again. `grads_out`: the gradients that will arrive. Throws
+// StaleTensorError if the eager ops' backward of these gradients would.
 std::shared_ptr<const EagerTape> replay(const RegionNode& region, std::shared_ptr<const Binding> binding,
                                         const KeptValues::Pass& pass, std::span<const Tensor> grads_out);
 

@@ -18,7 +18,7 @@ namespace rondo::compile {
 
 namespace {
 
-// The gradients of all outputs that require one; hidden ones get none in the ordinary course.
+// Returns, by output, whether the usual backward gets its gradient: if the output requires one and is not hidden.
 std::vector<bool> usual_gradients(const Graph& recorded) {
   std::vector<bool> arriving;
   for (ValueId id : recorded.outputs)
@@ -31,7 +31,7 @@ bool any_hidden(const Graph& recorded) {
                      [&](ValueId id) { return recorded.value(id).hidden; });
 }
 
-// The input of the recording that a backward reads, or whose memory it reads; -1: it is no input's.
+// Returns the input of the recording that `source` is, or whose memory it lies in; -1: none.
 int32_t input_read(const BackwardInput& source, const Partition& partition) {
   if (source.kind != BackwardInput::kSaved || source.index < 0) return -1;
   const Partition::Kept& kept = partition.kept()[static_cast<size_t>(source.index)];
@@ -42,8 +42,8 @@ int32_t input_read(const BackwardInput& source, const Partition& partition) {
   return found == forward.inputs.end() ? -1 : static_cast<int32_t>(found - forward.inputs.begin());
 }
 
-// A seam for each block, and for each parameter outside of the blocks: these are final when they are, which nothing in
-// the model says. The first part of a gradient in parts has one of its own.
+// Plans a seam for each block. Each parameter outside of the blocks has its own seam, because the model does not say
+// when its gradient is final. The first part of a gradient in parts also has its own.
 std::vector<PlannedSeam> seams_of(const BackwardGraph& derived, const Partition& partition,
                                   std::span<const Part> parts) {
   std::vector<PlannedSeam> seams;
@@ -125,7 +125,7 @@ void Entry::compile_programs(const Graph& symbolic, const Request& request) {
                       .keeps_source = checks_units()};
   const bool ranges_met = others_ != nullptr && request.ranges_met(*others_);
   bool& exact = program_options_.plan.exact;
-  // What must be exact so that each value has one formula (may_relax) may lie as it will.
+  // Layouts are also chosen if the code becomes exact below, only to give each value one formula (may_relax).
   lays_out_ = !options_.exact && others_ == nullptr && target_of(device_).capabilities.prefers_channels_last;
   Derivation how{.device = device_,
                  .lays_out = lays_out_,
@@ -200,7 +200,7 @@ CompiledBackward Entry::compile_backward(BackwardGraph derived, const Partition&
   return backward;
 }
 
-// The marked dimensions, as a program is told of them; nothing: none is marked.
+// Returns what a program must know of the marked dimensions; nullopt: none is marked.
 std::optional<SizeMarks> Entry::forward_marks(bool ranges_met) const {
   if (others_ == nullptr) return std::nullopt;
   const auto derive = [this](const Graph& recorded) {
@@ -219,7 +219,7 @@ std::optional<SizeMarks> Entry::backward_marks(const Arriving& arriving, bool ra
 }
 
 KnownRecording Entry::known() const {
-  // Each input is compared with all those before it.
+  // There is a limit because each input is compared with all those before it.
   constexpr size_t kMostInputs = 256;
   if (!has_known_writes(recording_) || recording_.inputs.size() > kMostInputs || use_.forgotten ||
       stages_disabled_ != disabled_stages())
@@ -229,7 +229,7 @@ KnownRecording Entry::known() const {
 
 namespace {
 // "a gradient arrives for outputs [0-3, 6] of 8, and is added to 1 earlier gradients". A loop has an output for each
-// step: neighbours are a range, and many ranges a number.
+// step, so neighbours are written as a range, and many ranges as their number.
 std::string to_string(const Arriving& arriving) {
   constexpr int kMostRanges = 8;
   const auto& arrives = arriving.gradients;
@@ -280,7 +280,7 @@ std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arri
       return nullptr;
     }
   }
-  // Without the lock, which a log sink may want. A thread that comes second may add another of the same kind.
+  // Compiles without the lock, which a log sink may need. Two threads may thus add two equal backwards.
   const std::shared_ptr<const CompiledBackward> made = compile_other(arriving, recorded);
   if (made == nullptr) return nullptr;
   {

@@ -22,13 +22,13 @@
 
 namespace rondo::compile {
 
-// The backward of an entry, for one set of gradients that arrive.
+// The backward of an entry, for one set of arriving gradients.
 struct CompiledBackward {
   std::shared_ptr<const Program> program;
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
   std::vector<Contribution> contributions;  // by forward input
-  std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs,
-  std::vector<BackwardGraph::Rows> rows;    // and these behind them
+  std::vector<int> grad_inputs;             // the program's first results: the gradients of these forward inputs
+  std::vector<BackwardGraph::Rows> rows;    // its further results
   int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
   // If this backward is not its entry's usual one: the floats that it holds for, and those that it was compiled for.
   FloatGuards guards;
@@ -41,8 +41,8 @@ struct Part {
   std::vector<int32_t> inputs;  // of the recording: its parameters
 };
 
-// One compiled recording. Thread safe: what it is compiled to is fixed when it is made. Two things change later.
-// Backwards for other gradients join as they are needed (backward_for()), and the region's table counts uses (Use).
+// One compiled recording. Thread safe: its programs are fixed when it is made. Two things change later: backward_for()
+// adds backwards for other gradients when they are needed, and the region's table counts uses (Use).
 class Entry : public std::enable_shared_from_this<Entry> {
  public:
   // How a recording is compiled.
@@ -51,15 +51,15 @@ class Entry : public std::enable_shared_from_this<Entry> {
     std::shared_ptr<Ledger> ledger;  // of the region: backwards are counted there, even when the region is gone
     Sizes sizes;
     Device device;
-    const Partition* like = nullptr;  // of an earlier entry: its choice is taken over
+    const Partition* like = nullptr;  // of an earlier entry, whose choice of kept values is taken over
     std::vector<Part> parts = {};
-    bool at_seams = false;            // somebody waits for gradients
-    std::vector<bool> in_parts = {};  // by input: somebody wants its gradient in parts, where it may come so
+    bool at_seams = false;            // an averager or an optimizer waits for gradients during backward
+    std::vector<bool> in_parts = {};  // by input: an averager wants its gradient in parts, if it can come so
     std::span<const MarkedDim> marked = {};
-    // Whether code for the ranges of these marked dimensions is there already.
+    // Returns whether code for these ranges of the marked dimensions exists already.
     absl::FunctionRef<bool(const OtherRecordings&)> ranges_met;
   };
-  // Compiles it.
+  // Compiles `recorded`.
   Entry(const Graph& recorded, const Request& request);
 
   // ---- The recording
@@ -67,45 +67,45 @@ class Entry : public std::enable_shared_from_this<Entry> {
   const RecordedFloats& floats() const { return floats_; }
   Device device() const { return device_; }            // of everything in it
   bool communicates() const { return communicates_; }  // it has collectives
-  // For later recordings to be compared with; without a graph if that must not be.
+  // What later recordings are compared with. It has no graph if they must not be.
   KnownRecording known() const;
 
   // ---- Its programs
-  // The floats that the forward and the usual backward are for.
+  // Guards: for which floats the forward and the usual backward hold.
   const FloatGuards& guards() const { return guards_; }
-  // Its results are the recording's outputs; what the backward needs follows.
+  // Its results: the recording's outputs, then the values that the backward needs.
   const Program& forward() const { return *forward_; }
-  // For gradients of all outputs that require one; its program is null where none does.
+  // The usual backward: for gradients of all outputs that require one. Its program is null if none does.
   const CompiledBackward& backward() const { return backward_; }
-  // True if backward() is for this.
+  // True if backward() is for these gradients.
   bool is_usual(const Arriving& arriving) const;
-  // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
+  // The backward for `arriving`. An output that nobody used sends no gradient at all, rather than zeros: that is less
   // work, and infinity times zero is NaN. Compiled when it is first needed; CompileOptions::max_entries of them are
   // kept. Null: it may not be compiled (stance, limit), so go backward op by op. Throws Error with
   // Stance::kFailOnRecompile.
-  // `recorded`: the floats of the call. Where guards do not hold for them, there is one more backward.
+  // `recorded`: the floats of the call. If the guards of the existing backwards reject them, compiles one more.
   std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving,
                                                        std::span<const double> recorded) const;
-  // backward() and what backward_for() added.
+  // The programs of backward() and of the backwards that backward_for() added.
   std::vector<std::shared_ptr<const Program>> backwards() const;
 
   // ---- How they were compiled
   const CompileOptions& options() const { return options_; }
-  // What the forward keeps for a backward; none without one.
+  // Which values the forward keeps for a backward; nullopt without a backward.
   const std::optional<Partition>& partition() const { return partition_; }
   // Values of the recording that the usual backward reads, or one that runs the recording again.
   const std::vector<ValueId>& saved() const { return saved_; }
-  // What stands for them in the partition.
+  // For each of saved(): the value that stands for it in the partition.
   const std::vector<ValueId>& saved_as_laid_out() const { return laid_out_; }
-  // The graphs of `recorded`, the recording with other floats or sizes, derived as this entry's were. `arriving`: null:
-  // no backward.
+  // The graphs of `recorded`, the recording with other floats or sizes, derived as this entry's were. Without a
+  // backward if `arriving` is null.
   DerivedGraphs derive_again(const Graph& recorded, const Arriving* arriving) const;
   // The parts of the model whose gradients leave at seams; empty: there are no seams.
   const std::vector<Part>& parts() const { return parts_; }
-  const std::vector<int32_t>& may_split() const { return may_split_; }  // inputs_in_parts(), where there are seams
+  const std::vector<int32_t>& may_split() const { return may_split_; }  // inputs_in_parts(); empty without seams
   const ResultMarks& result_marks() const { return result_marks_; }
   bool has_marked_sizes() const { return others_ != nullptr; }
-  double compile_ms() const { return compile_ms_; }  // all of it
+  double compile_ms() const { return compile_ms_; }  // the time that the constructor took
   Ledger& ledger() const { return *ledger_; }
 
   // ---- Changed by the region's table: Note [Kept recordings] in entry_table.cc
@@ -134,14 +134,14 @@ class Entry : public std::enable_shared_from_this<Entry> {
   const bool communicates_;
   const CompileOptions options_;
   const std::shared_ptr<Ledger> ledger_;
-  const uint64_t number_;           // no other entry of the process has it
+  const uint64_t number_;           // unique in the process
   const uint64_t stages_disabled_;  // when it was compiled
   const ResultMarks result_marks_;
   std::unique_ptr<const OtherRecordings> others_;  // with marked dimensions, else null
-  Arriving usual_;                                 // what backward_ is for
+  Arriving usual_;                                 // the gradients that backward_ is for
   std::vector<Part> parts_;
   std::vector<int32_t> may_split_;
-  ProgramOptions program_options_;  // exact where asked for, or needed: codegen/relax.h
+  ProgramOptions program_options_;  // exact if asked for, or if needed (codegen/relax.h)
   std::vector<ValueId> saved_, laid_out_;
   bool lays_out_ = false;  // Note [Chosen layouts] in transform/lay_out.h
   std::optional<Partition> partition_;
@@ -157,18 +157,18 @@ class Entry : public std::enable_shared_from_this<Entry> {
     int64_t last_use = 0;
   };
   mutable std::multimap<Arriving, OtherBackward> other_backwards_;
-  mutable int64_t uses_ = 0;           // of these
-  mutable std::set<Arriving> failed_;  // that a stage could not compile
+  mutable int64_t uses_ = 0;           // of all other_backwards_ together
+  mutable std::set<Arriving> failed_;  // those whose backward a stage could not compile
 };
 
-// An entry with the floats of one recording: what a call runs. Floats are arguments of a run, so a factor that changes
-// from call to call derives, plans and compiles nothing: the floats of the programs follow from the recording's by
-// formulas. Thread safe.
+// An entry with the floats of one recording: this is what a call runs. Floats are arguments of a run: the floats of the
+// programs follow from the recording's by formulas. So if a factor changes from call to call, nothing is derived,
+// planned or compiled again. Thread safe.
 class Binding {
  public:
-  // To the floats of the recording that was compiled.
+  // Binds the entry to the floats of the recording that was compiled.
   explicit Binding(std::shared_ptr<const Entry> entry);
-  // To those of another recording. REQUIRES: entry->guards().hold(recorded).
+  // Binds it to the floats of another recording. REQUIRES: entry->guards().hold(recorded).
   Binding(std::shared_ptr<const Entry> entry, std::span<const double> recorded);
 
   const std::shared_ptr<const Entry>& entry() const { return entry_; }

@@ -36,7 +36,7 @@ class EntryTable {
   std::vector<std::shared_ptr<const Entry>> entries() const;
   // The entry that was added last, even if it was dropped since. Null: none was added.
   std::shared_ptr<const Entry> newest() const;
-  // True if the entries have several different keys, at least 4.
+  // True if the entries have at least 4 different keys.
   bool varies() const { return varies_.load(std::memory_order_relaxed); }
   // How often an entry was found with other floats than before.
   int64_t float_changes() const { return float_changes_; }

@@ -15,7 +15,7 @@
 namespace rondo::compile {
 namespace {
 
-// Distinct elements: broadcast dimensions count once.
+// Counts distinct elements: broadcast dimensions count once.
 int64_t bytes_of(const Value& v) {
   int64_t elements = 1;
   for (int d = 0; d < v.sizes.rank(); ++d)
@@ -29,7 +29,7 @@ int64_t total_bytes(const Graph& graph, const std::set<ValueId>& values) {
   return bytes;
 }
 
-// The values that a set of nodes reads from outside, and those it writes that others read.
+// Finds the values that a set of nodes reads from outside, and those of its results that other nodes read.
 class Traffic {
  public:
   explicit Traffic(const Plan& plan)
@@ -70,7 +70,7 @@ class Traffic {
   }
 
  private:
-  // True if the launches of `reader` compute what `node` makes themselves.
+  // True if each launch that contains `reader` also computes `node` itself.
   bool computes_it(int32_t reader, int32_t node) const {
     if (sets_[node].size() < 2) return false;
     return std::all_of(sets_[reader].begin(), sets_[reader].end(), [&](const std::vector<int32_t>* nodes) {
@@ -81,7 +81,7 @@ class Traffic {
   const Graph& graph_;
   ValueMap<bool> outputs_;
   ValueMap<std::vector<int32_t>> readers_;                  // of each written value
-  NodeMap<std::vector<const std::vector<int32_t>*>> sets_;  // by node: those of the launches that it is in
+  NodeMap<std::vector<const std::vector<int32_t>*>> sets_;  // by node: the nodes of each launch that contains it
   NodeMap<bool> counted_;
 };
 
@@ -101,7 +101,7 @@ void explain_launch(const Plan& plan, Traffic& traffic, const Launch& launch, La
     e.nodes.push_back(n);
     const std::string source = to_string(origin);
     if (std::find(e.sources.begin(), e.sources.end(), source) == e.sources.end()) e.sources.push_back(source);
-    if (!origin.again && traffic.count(n)) calls[origin.call].push_back(n);  // eager execution computes nothing again
+    if (!origin.again && traffic.count(n)) calls[origin.call].push_back(n);  // eager execution recomputes nothing
   }
   traffic.of(launch.nodes, e.bytes_read, e.bytes_written);
   int64_t apart = 0;
@@ -139,7 +139,7 @@ ProgramExplanation explain_program(const Program& program, std::string name, std
   };
   for (size_t i = 0; i < plan.launches.size(); ++i) {
     const Launch& launch = plan.launches[i];
-    if (launch.kind == Launch::Kind::kCombine) continue;  // the end of its kernel
+    if (launch.kind == Launch::Kind::kCombine) continue;  // it is the last part of its kernel
     add_seams(i);
     for (int32_t n : launch.nodes)
       if (int& at = e.nodes[static_cast<size_t>(n)].launch; at < 0) at = static_cast<int>(e.launches.size());
@@ -215,7 +215,7 @@ EntryExplanation explain(const Entry& entry) {
     e.recomputed_flops = recomputed_flops(program->graph());
     const size_t at = e.memory.size();
     add_memory(program->plan(), e.programs.back(), program->graph().outputs.size(), e.memory);
-    // What the forward kept is among the inputs of the backward.
+    // The values that the forward kept are among the inputs of the backward.
     for (size_t i = at; i < e.memory.size(); ++i) {
       e.memory[i].kept = std::min(e.kept_bytes, e.memory[i].inputs);
       e.memory[i].inputs -= e.memory[i].kept;
@@ -238,7 +238,7 @@ std::vector<std::string> perf_hints(const EntryExplanation& entry) {
     for (const LaunchExplanation& launch : program.launches) {
       const std::string& name = program.nodes[static_cast<size_t>(launch.nodes[0])].op;
       const OpDef* op = find_op(name);
-      // A counter of steps gains nothing.
+      // Fusion would not speed up a launch as small as a step counter's.
       if (launch.generated || op == nullptr || op->lower == nullptr || launch.bytes_read + launch.bytes_written <= 64)
         continue;
       auto& [count, source] = unfused[name];

@@ -28,19 +28,19 @@ struct LaunchExplanation {
   bool widens = false;               // a product of f16 that the CPU's library computes in f32
   int algorithm = 0;                 // of a library call that was tuned (Mode::kMaxAutotune); 0: the library's first
   std::vector<int> nodes;            // indices into ProgramExplanation::nodes
-  std::vector<std::string> sources;  // where they come from; each once
+  std::vector<std::string> sources;  // where the nodes come from; each place once
   std::string code;                  // loop IR; empty for library calls
   int64_t bytes_read = 0;
   int64_t bytes_written = 0;
   int64_t bytes_saved = 0;  // compared with eager execution, which runs one kernel for each op
 };
 
-// Where a backward hands over the gradients of a part of the model, while it computes those of the next: to
-// DistributedDataParallel, UpdateAtSeams, or others who wait for gradients. If nobody does, there are no seams.
+// A point where a backward hands over the gradients of a part of the model before it computes those of the next part.
+// DistributedDataParallel or UpdateAtSeams take them. If nothing waits for gradients, there are no seams.
 struct SeamExplanation {
   std::string part;   // "h.11"; "" outside the blocks
-  int gradients = 0;  // that it hands over
-  int launch = 0;     // index into ProgramExplanation::launches: it comes next; at the end, their number
+  int gradients = 0;  // the number of gradients handed over
+  int launch = 0;     // index into ProgramExplanation::launches: the next launch; at the end, their number
 };
 
 struct ProgramExplanation {
@@ -53,7 +53,7 @@ struct ProgramExplanation {
   int kernels = 0;
   int compiled = 0;  // of these, kernels for which code had to be generated
   int library_calls = 0;
-  // Images that change between the usual layout and channels last: in copies (which kernels may do on the way), and
+  // Conversions of images between contiguous and channels last: by copies (which may be part of other kernels), and
   // inside of convolutions. Note [Chosen layouts] in transform/lay_out.h.
   int layout_copies = 0, layouts_in_convolutions = 0;
   int64_t arena_bytes = 0;  // leased for a run

@@ -17,8 +17,8 @@
 namespace rondo::compile {
 namespace {
 
-// Stands where a recording would, in values that a failed run did not come to: whoever reads one hears why. Such errors
-// are rare and their texts few, so they are kept for good; beyond a bound, one text serves all.
+// The recorder of values that a failed run did not compute: reading one throws the reason. Such errors are rare and
+// their reasons few, so the recorders are never freed. Beyond a bound, one reason serves all.
 class Missing final : public Recorder {
  public:
   explicit Missing(std::string reason) : reason_(std::move(reason)) {}

@@ -25,7 +25,7 @@ KeptValues::KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::
   const std::vector<int>& with_gradient = entry_.backward().grad_inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& input = inputs[i];
-    // To ask for the history of an input that gets no gradient may be an error: gradient_edge().
+    // Saves an input that gets no gradient without history: gradient_edge() of such an input may throw.
     const bool no_history = input.requires_grad() && std::find(with_gradient.begin(), with_gradient.end(),
                                                                static_cast<int>(i)) == with_gradient.end();
     if (entry_.recording().value(entry_.recording().inputs[i]).overwritten) saved->inputs.emplace_back();
@@ -94,7 +94,7 @@ void KeptValues::release(Pass& pass) {
   pass.saved = nullptr;
 }
 
-// A gradient may still come from this output.
+// True if a gradient may still arrive at this output.
 bool KeptValues::is_in_use(size_t output) const {
   return differentiable_[output] && (ports_.empty() || !ports_[output].expired());
 }
@@ -104,7 +104,7 @@ OpSet KeptValues::freed_and(OpSet ops) const {
   return ops;
 }
 
-// An output that is in use leads to an op that saves something and is not in `freed`.
+// True if an output in use leads to an op that saves something and is not in `freed`.
 bool KeptValues::leaves_any(const OpSet& freed) const {
   std::vector<bool> in_use;
   for (size_t i = 0; i < differentiable_.size(); ++i) in_use.push_back(is_in_use(i));

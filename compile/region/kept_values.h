@@ -13,11 +13,11 @@
 
 namespace rondo::compile {
 
-// Note [Freed in parts]. The ops of the recording free what they saved as on the eager tape: those through which a
-// backward goes, and no others. So another output, or a part that grad() left out, may go backward later; an op that
-// has freed already throws, by its own name and line. An op that saves nothing, such as a view, never throws. The
-// memory is freed when every output that leads to an op with something left to free is out of use. For that, each
-// output has a port: its history owns the port, and the port owns the node.
+// Note [Freed in parts]. As on the eager tape, a backward frees the saved tensors of the ops that it goes through, and
+// of no others. So a later backward may start from another output, or go through a part that grad() left out. If it
+// reaches an op that has freed its saved tensors, that op throws, with its own name and line. An op that saves nothing,
+// such as a view, never throws. The memory is freed when no output in use leads to an op that still has saved tensors.
+// To know which outputs are in use, each output has a port: its history owns the port, and the port owns the node.
 //
 // Thread safe: two threads may go backward through two outputs.
 class KeptValues {
@@ -29,7 +29,7 @@ class KeptValues {
   // One backward through the node.
   struct Pass {
     std::shared_ptr<const Tensors> saved;
-    // The ops that this backward goes through; nullopt: all that anybody may still use.
+    // The ops that this backward goes through; nullopt: all ops that may still be used.
     std::optional<OpSet> ops;
     OpSet freed;            // the ops that have freed what they saved; empty: none
     bool is_last = false;   // it leaves nothing for another backward, unless the graph is retained
@@ -45,14 +45,14 @@ class KeptValues {
   // True if a backward may come from some outputs and not from others.
   bool has_ports() const { return !ports_.empty(); }
 
-  // A backward begins, for which gradients of these `outputs` have arrived. Throws Error if an op in the way has freed
-  // what it saved. As on the eager tape, those before it free, too.
+  // Call when a backward begins, for which gradients of these `outputs` have arrived. Throws Error if the backward
+  // reaches an op that has freed its saved tensors. As on the eager tape, the ops before that one free theirs, too.
   Pass begin(const std::vector<bool>& outputs);
-  // The ops in its way free what they saved.
+  // Frees the saved tensors of the ops of `pass`.
   void free(const Pass& pass);
-  // The same before the run, which writes over what was saved: if it throws, no later backward may read that.
+  // As free(), before a run that overwrites saved tensors: if the run throws, no later backward may read them.
   void release(Pass& pass);
-  // All ops free it: an eager tape goes backward from now on.
+  // Frees all saved tensors: from now on an eager tape runs the backwards.
   void free_all() { free(Pass()); }
 
  private:
@@ -69,7 +69,7 @@ class KeptValues {
   std::shared_ptr<const Tensors> saved_;
   bool all_freed_ = false;                  // nothing in `saved_` is defined any more
   OpSet freed_;                             // empty: none
-  std::vector<std::weak_ptr<Port>> ports_;  // by output; empty: there is but one to go backward from
+  std::vector<std::weak_ptr<Port>> ports_;  // by output; empty: at most one output is differentiable
 };
 
 }  // namespace rondo::compile

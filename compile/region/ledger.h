@@ -1,4 +1,4 @@
-// The report of a region, as it is written. What may be compiled anew is decided in recompile_policy.h.
+// Ledger: collects the report of a region. recompile_policy.h decides what may be compiled again.
 #pragma once
 
 #include <exception>
@@ -11,8 +11,8 @@
 
 namespace rondo::compile {
 
-// Entries have it, too: they compile backwards, even when the region is gone. Thread safe; nothing is logged while the
-// lock is held.
+// Shared with the region's entries, which compile backwards even after the region is destroyed. Thread safe. Logs
+// nothing while the lock is held.
 class Ledger {
  public:
   explicit Ledger(std::string name) : name_(std::move(name)) { report_.name = name_; }
@@ -22,7 +22,7 @@ class Ledger {
     std::lock_guard lock(mutex_);
     return report_;
   }
-  // write(report) has it for itself, and may return something.
+  // Calls write(report) while the lock is held, and returns its result.
   template <class Write> auto update(Write write) {
     std::lock_guard lock(mutex_);
     return write(report_);
@@ -37,21 +37,22 @@ class Ledger {
   void add_backward(const ProgramStats& stats, const std::string& why);
   void add_eager_run();
   void add_break(const std::string& reason);
-  // The reasons: the first 32 that differ.
+  // The reasons of graph breaks: the first 32 different ones.
   std::vector<std::string> breaks() const;
-  // A run threw.
+  // Counts a run that threw.
   void add_failed_run(const std::exception& reason);
-  // As of a new region, but for its layers: compile::reset().
+  // Resets the report to that of a new region, except for the number of layers: compile::reset().
   void restart();
-  // A stage of the compiler failed (InternalError), or there is none for the device (NoCodeGenerator), so something
-  // runs eagerly: counts it, and warns once with the reason. False, and nothing was done: it is another error.
+  // If a stage of the compiler failed (InternalError), or there is no code generator for the device (NoCodeGenerator),
+  // something runs eagerly: counts that, warns once with the reason, and returns true. For other errors does nothing
+  // and returns false.
   bool add_failed_compilation(const std::exception& reason);
 
  private:
   const std::string name_;
   mutable std::mutex mutex_;  // guards what follows
   RegionReport report_;
-  int most_launches_ = 0;  // of an entry that the latest call made
+  int most_launches_ = 0;  // of one entry, among those that the latest call made
   std::vector<std::string> breaks_;
 };
 

@@ -37,7 +37,7 @@ DynamicRange checked_range(const char* who, DynamicRange range, std::source_loca
   }
   if (range.min < 0) fail(absl::StrCat("min must not be negative: ", range.min));
   if (range.multiple_of < 1) fail(absl::StrCat("multiple_of must be positive, not ", range.multiple_of));
-  constexpr int kMostBuckets = 1024;  // each is code of its own
+  constexpr int kMostBuckets = 1024;  // each bucket has its own code
   if (range.buckets < 1 || range.buckets > kMostBuckets)
     fail(absl::StrCat("buckets must be from 1 to ", kMostBuckets, ", not ", range.buckets));
   if (range.buckets > 1 && range.max == INT64_MAX) fail("buckets need max");
@@ -134,8 +134,8 @@ std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size) {
     }
     return {low, range.max};
   }
-  // Bounds grow by a factor, since what a bound saves is a part of a step or two; and they are where steps of kernels
-  // end.
+  // Bounds grow by a constant factor, because code for a narrower bucket saves only a part of a kernel's step or two.
+  // They are multiples of kLanes, where a kernel's steps end.
   double bound = static_cast<double>(std::max<int64_t>(range.min, 1));
   const double factor = std::pow(static_cast<double>(range.max) / bound, 1.0 / range.buckets);
   for (int i = 1; i < range.buckets; ++i) {
@@ -163,7 +163,7 @@ OtherRecordings::OtherRecordings(const Graph& recorded, std::span<const MarkedDi
     dims_.push_back({marked.input, marked.dim, static_cast<int32_t>(variable - variables_.begin())});
     marked_.push_back(static_cast<int32_t>(i));
   }
-  // What cannot vary is a constant.
+  // A variable that cannot vary is a constant.
   for (size_t v = variables_.size(); v-- > 0;) {
     SizeVariable& variable = variables_[v];
     const int64_t m = variable.multiple_of;
@@ -200,7 +200,7 @@ void OtherRecordings::prepare() const {
   bool bounded = true;
   for (const SizeVariable& v : variables_) {
     now.push_back(v.size);
-    // The next multiple, so that what all multiples have in common is the greatest common divisor of two of them.
+    // A neighbouring multiple: the greatest common divisor of this one and `size` divides all multiples.
     next.push_back(v.size - v.multiple_of >= 2 ? v.size - v.multiple_of : v.size + v.multiple_of);
     smallest.push_back(v.min);
     largest.push_back(v.max);
@@ -224,7 +224,7 @@ OtherSizes OtherRecordings::map(absl::FunctionRef<Graph(const Graph&)> derive) c
     try {
       return derive(*graph);
     } catch (const std::exception&) {
-      return std::nullopt;  // a guess that does not fit together after all
+      return std::nullopt;  // the recording at these sizes is a guess, which does not fit together
     }
   };
   return {derived(next_), derived(smallest_), derived(largest_)};

@@ -25,19 +25,18 @@ struct MarkedDim {
   DynamicRange range;
 };
 
-// Throws Error if CompileOptions::dynamic does not allow an argument of the call. `region` names the region in the
-// text.
+// Throws Error if CompileOptions::dynamic does not allow an argument of the call. `region`: the name in the message.
 void check_arguments(const std::string& region, const nn::ModuleCall& call, std::span<const DynamicArgument> dynamic);
 // Throws Error if the options themselves make no sense.
 void check_options(std::span<const DynamicArgument> dynamic);
-// `range` with what follows from it written out: `max` from the bounds. Throws Error, in the name of `who`, if it makes
-// no sense.
+// Returns `range` with all its fields set: `max` follows from the bounds. Throws Error, in the name of `who`, if the
+// range makes no sense.
 DynamicRange checked_range(const char* who, DynamicRange range, std::source_location where);
 
 bool is_marked(std::span<const Tensor> tensors);
-// The marks of these tensors.
+// Returns the marks of these tensors.
 std::vector<MarkedDim> marked_dims(std::span<const Tensor> inputs);
-// Adds the marks that `dynamic` gives to the arguments of a call, where an argument is among `inputs`.
+// Adds the marks that `dynamic` gives to those arguments of a call that are among `inputs`.
 void add_marked_arguments(std::vector<MarkedDim>& dims, std::span<const Tensor> inputs, const nn::ModuleCall& call,
                           std::span<const DynamicArgument> dynamic);
 
@@ -50,7 +49,7 @@ struct SizeVariable {
 // The smallest and the largest size of the bucket.
 std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size);
 
-// A recording at other sizes of its marked dimensions. Computed when it is first asked for. Thread safe.
+// A recording at other sizes of its marked dimensions. Computed at the first use. Thread safe.
 class OtherRecordings {
  public:
   // `recorded` must outlive this. Dimensions of equal size are one variable.
@@ -59,13 +58,13 @@ class OtherRecordings {
   bool any() const { return !variables_.empty(); }
   // The ranges that code is generated for, as a key.
   std::vector<int64_t> ranges() const;
-  // Applies `derive` to the recordings at other sizes. Where it throws, the result is nothing.
+  // Applies `derive` to the recording at each of the other sizes. If it throws, the result for that size is nullopt.
   OtherSizes map(absl::FunctionRef<Graph(const Graph&)> derive) const;
-  // Dimensions of the recording's results that are marked dimensions of its inputs.
+  // A dimension of a result of the recording whose size always equals that of a marked dimension of an input.
   struct Follower {
     int32_t output;
     int dim;
-    int32_t marked;  // index into the dims
+    int32_t marked;  // index into the constructor's `dims`
   };
   std::vector<Follower> followers() const;
 
@@ -74,17 +73,18 @@ class OtherRecordings {
   const Graph& recorded_;
   std::vector<SizeVariable> variables_;
   std::vector<VariableDim> dims_;
-  std::vector<int32_t> marked_;  // of each of dims_, its index in the list given
+  std::vector<int32_t> marked_;  // for each of dims_: its index in the constructor's `dims`
   mutable std::mutex mutex_;     // guards what follows until it is prepared
   mutable bool prepared_ = false;
   mutable std::optional<Graph> next_, smallest_, largest_;
 };
 
-// Hands marks on from the inputs of a recording to its results. Thread safe.
+// Passes marks on from the inputs of a recording to its results. Thread safe.
 class ResultMarks {
  public:
   explicit ResultMarks(const Graph& recorded) : recorded_(recorded) {}  // which outlives this
-  // Marks those dimensions of `results` (the recording's outputs come first) that are marked dimensions of `inputs`.
+  // Marks each dimension of `results` whose size always equals that of a marked dimension of `inputs`. `results` begins
+  // with the recording's outputs.
   void propagate(std::span<const Tensor> inputs, std::span<const Tensor> results) const;
 
  private:

@@ -11,7 +11,7 @@ namespace rondo::compile {
 
 class RecentCalls {
  public:
-  // What the latest call ran, as one recording. Null: something else.
+  // The binding that the latest call ran as its only recording; null if there is none.
   std::shared_ptr<const Binding> latest() const {
     std::lock_guard lock(mutex_);
     return latest_;
@@ -42,7 +42,7 @@ class RecentCalls {
   }
 
  private:
-  static constexpr size_t kMaxReplays = 16;  // sizes, modes
+  static constexpr size_t kMaxReplays = 16;  // for calls with different sizes or modes
   mutable std::mutex mutex_;                 // guards what follows
   std::shared_ptr<const Binding> latest_;
   std::vector<std::shared_ptr<const Replay>> replays_;

@@ -1,5 +1,5 @@
-// May a region that has compiled something compile something else? The stance (compile.h) and
-// CompileOptions::recompile_limit say so.
+// Decides whether a region that has compiled one recording may compile others, by the stance (compile.h) and
+// CompileOptions::recompile_limit.
 #pragma once
 
 #include <string>
@@ -17,11 +17,11 @@ class RecompilePolicy {
 
   struct Verdict {
     bool eagerly = false;    // the new recording or backward runs eagerly, and was counted
-    bool explained = false;  // the user knows: what runs eagerly may do so on every call, and the first explains itself
+    bool explained = false;  // an earlier eager run was explained, so this one need not be
     std::string warning;     // the beginning of what to tell the user; the reason follows
   };
   Verdict ask() const;
-  // The same, explained by `why`.
+  // Returns ask().eagerly. Reports `why` to the user, unless an earlier eager run was explained.
   bool must_run_eagerly(const std::string& why) const;
 
   // Returns compile(). With Stance::kFailOnRecompile and `is_recompile` no code is generated: throws Error if some is

@@ -24,7 +24,7 @@
 namespace rondo::compile {
 namespace {
 
-// False: to run it would change nothing. Notes [Checks are effects], [Collectives are effects].
+// False: running the graph would change nothing. Notes [Checks are effects], [Collectives are effects].
 bool has_effects(const Graph& graph) {
   return !graph.outputs.empty() || std::any_of(graph.nodes.begin(), graph.nodes.end(),
                                                [](const GraphNode& node) { return node.op->has_effects(); });
@@ -36,7 +36,7 @@ uint64_t device_word(Device device) {
   return static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index);
 }
 
-// The parts of the called module whose gradients leave at seams; none if it is all one part.
+// Returns the parts of the called module whose gradients leave at seams; none if the module is one part.
 std::vector<Part> parts_of(const nn::ModuleBase& module, std::span<const Tensor> inputs) {
   const std::vector<nn::Seam> seams = nn::plan_seams(module);
   if (seams.size() < 2) return {};
@@ -115,7 +115,7 @@ std::shared_ptr<const Binding> Region::binding_for(const FollowingTrace& trace, 
   if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;
   CompileLog to_log;
   const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, floats, to_log);
-  // A user's sink may ask for reports: no lock is held.
+  // Logs without a lock, because a user's sink may ask for reports.
   if (!to_log.warning.empty()) log::warn_once(to_log.warning);
   if (to_log.compiled) log_entry(ledger_->name(), *binding->entry(), to_log.why);
   return binding;
@@ -132,14 +132,14 @@ std::shared_ptr<const Binding> Region::make_binding(const FollowingTrace& trace,
                                                     CompileLog& to_log) {
   const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   std::lock_guard one_at_a_time(compile_mutex_);
-  if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;  // another thread's, meanwhile
+  if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;  // another thread made it
   if (failed_.contains(key)) {
     ledger_->add_eager_run();
     return nullptr;
   }
   const std::vector<std::shared_ptr<const Entry>> earlier = table_.entries_of(piece);
   const RecompilePolicy::Verdict verdict = earlier.empty() ? RecompilePolicy::Verdict() : policy_.ask();
-  if (verdict.eagerly && verdict.explained) return nullptr;  // to explain it again takes time
+  if (verdict.eagerly && verdict.explained) return nullptr;  // explaining takes time
   std::vector<const Graph*> recordings;
   for (const std::shared_ptr<const Entry>& entry : earlier) recordings.push_back(&entry->recording());
   to_log.why = nearest_difference(recordings, trace.graph, name_inputs(call.module, trace.external()));
@@ -190,7 +190,7 @@ std::shared_ptr<const Entry> Region::compile_recording(const FollowingTrace& tra
   std::vector<bool> in_parts;
   for (const Tensor& input : inputs) {
     const NoGrad as_in_backward;
-    // Nobody waits for the gradient of a view that was made under no_grad, and to ask for its edge may be an error.
+    // Nothing waits for the gradient of a view that was made under no_grad, and asking for its edge may throw.
     const bool is_leaf = input.requires_grad() && input.is_leaf() && !autograd::is_no_grad_view(input);
     const Edge edge = is_leaf ? autograd::gradient_edge(input) : Edge();
     const LeafGrad to{.leaf = edge.node.get()};
@@ -272,8 +272,8 @@ void Region::refuse_replay(const std::string& why) {
 void Region::verify_replay(FollowingTrace& trace, const Binding& expected) const {
   choose_outputs(trace);
   Graph recorded = trace.graph;
-  // A parameter that is a view of another one is no leaf any more once that one is written. A plan made for a leaf is
-  // right for both: it keeps more, and computes the same.
+  // A parameter that is a view of another one is no longer a leaf once that other one was written. A plan made for a
+  // leaf is right in both cases: it keeps more, and computes the same.
   for (size_t i = 0; i < std::min(recorded.inputs.size(), expected.graph().inputs.size()); ++i)
     recorded.value(recorded.inputs[i]).leaf = expected.graph().value(expected.graph().inputs[i]).leaf;
   if (pack(recorded) == pack(expected.graph())) return;

@@ -1,7 +1,7 @@
 // A region: the executables of one repeated block, keyed by what the block records. See compile.h.
 //
-// Each recording of a call comes to run(): the table has a program for it (entry_table.h), or one is compiled for it
-// (entry.h). It runs (run.h), and the values that somebody holds get memory and history (live_outputs.h).
+// run() gets each recording of a call. It finds a program in the table (entry_table.h), or compiles one (entry.h), and
+// runs it (run.h). Then the values that somebody still holds get memory and history (live_outputs.h).
 #pragma once
 
 #include <memory>
@@ -30,30 +30,30 @@ class [[gnu::visibility("hidden")]] Region {
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
-  // Every region of the process is as if it were new, but for the number of its layers; what they forget is added to
-  // `sum`. Calls and backwards that are under way end with what they have.
+  // Makes every region of the process as good as new, except for the number of its layers. Adds what they forget to
+  // `sum`. Calls and backwards under way finish with their old programs.
   static void reset_all(ResetReport & sum);
-  // A module that shares the region: a place for its latest calls.
+  // Adds a module that shares the region. Returns the place for the module's latest calls.
   std::shared_ptr<RecentCalls> add_layer();
   // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
   // `trace` their storage and history.
-  // Returns what ran; null if nothing did, or eagerly. If a launch throws, so does this: values that were complete by
-  // then get their memory, and reading another one throws Error with the reason. Nothing runs twice.
+  // Returns the binding that ran; null if nothing ran, or if it ran eagerly. If a launch throws, so does this: values
+  // that were complete by then get memory, and reading another one throws Error with the reason. Nothing runs twice.
   std::shared_ptr<const Binding> run(FollowingTrace & trace, const nn::ModuleCall& call, int piece);
-  // The same for a recording that is_known(), of the entry of `latest`. Null: nothing has happened, as the entry is not
-  // for its floats.
+  // As run(), for a recording that is_known() and belongs to the entry of `latest`. Null: nothing ran, because the
+  // entry's guards reject the recording's floats.
   std::shared_ptr<const Binding> run_known(FollowingTrace & trace, const std::shared_ptr<const Binding>& latest);
   const CompileOptions& options() const { return options_; }
-  // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
+  // Counts a call. Throws Error if CompileOptions::dynamic does not allow its arguments.
   void begin_call(const nn::ModuleCall& call, bool is_replayed);
   void count_loop_piece();
-  // A module of it was used, but never called: `what`, as in RegionReport::used_without_call. Warns, once.
+  // Warns, once, that a module of the region was used but never called. `what`: RegionReport::used_without_call.
   void note_use_without_call(const std::string& what);
-  // The loops that its recordings have: Note [Loops over time].
+  // The loops of the region's recordings: Note [Loops over time].
   KnownLoops& loops() { return loops_; }
-  // It has recordings of several structures: a loop of few steps is likely to have other numbers of them, too.
+  // True if the recordings have several structures. Then a loop of few steps is likely to vary in its number of steps.
   bool varies() const { return table_.varies(); }
-  // A recording that must not be replayed, and why.
+  // Reports that a recording must not be replayed, and why.
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
   void verify_replay(FollowingTrace & trace, const Binding& expected) const;
@@ -62,27 +62,27 @@ class [[gnu::visibility("hidden")]] Region {
   RegionReport report() const;
   // The reasons of its graph breaks: the first 32 that differ.
   std::vector<std::string> breaks() const { return ledger_->breaks(); }
-  // The latest used last.
+  // In the order of their last use, the most recent at the end.
   std::vector<std::shared_ptr<const Entry>> entries() const { return table_.entries(); }
 
  private:
   int64_t reset();  // returns the number of recordings that it forgot
-  // What runs a recording: found, or compiled now. Null: it runs op by op.
+  // Finds or compiles what runs a recording. Null: it runs op by op.
   std::shared_ptr<const Binding> binding_for(const FollowingTrace& trace, const nn::ModuleCall& call, int piece);
   std::shared_ptr<const Binding> find(const RecordingKey& key, std::span<const double> floats);
   struct CompileLog {  // what is to be logged
     std::string why, warning;
     bool compiled = false;
   };
-  // As binding_for, for a recording that nothing was found for.
+  // As binding_for(), for a recording that is not in the table.
   std::shared_ptr<const Binding> make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
                                               const RecordingKey& key, std::span<const double> floats,
                                               CompileLog& to_log);
-  // `ranges` gets those of its marked dimensions.
+  // Adds the ranges of the marked dimensions to `ranges`.
   std::shared_ptr<const Entry> compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
                                                  std::vector<int64_t>& ranges);
   void count_entry(const Entry& entry);
-  // Null: op by op. Returns what ran compiled.
+  // Without a binding, runs op by op. Returns the binding that ran.
   std::shared_ptr<const Binding> run_and_attach(FollowingTrace & trace, std::shared_ptr<const Binding> binding);
 
   const CompileOptions options_;

@@ -1,4 +1,4 @@
-// The node that stands on the tape for a run of a region.
+// RegionNode: the tape's node for a run of a region.
 #pragma once
 
 #include <memory>

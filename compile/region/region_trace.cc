@@ -65,7 +65,7 @@ void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs,
   const char* why = loop_.is_running() || !dense_parts_.empty() ? "a loop over time runs in pieces"
                                                                 : record_write(op, inputs, attrs, outputs[0], where);
   if (why == nullptr) return;
-  // Any other write runs now, in its place in the program. A write through a view also changes the history of the base.
+  // A write that cannot be recorded runs now. If it goes through a view, it also changes the history of the base.
   // `base` holds the version that the view shows now, so that the graph break gives it memory and history.
   const bool is_recorded = inputs[0]->impl()->recorder == this;
   const Tensor base = is_recorded ? handle(graph.value(value_of(*inputs[0], where)).root) : Tensor();
@@ -79,7 +79,7 @@ void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs,
 
 void RegionTrace::flush_gradient(const TensorImpl& tensor, std::source_location where) {
   if (has_writes()) return graph_break("a gradient is watched", where);
-  // The ops that have already read the tensor go into a piece of their own, behind the hook.
+  // Runs the recording up to this tensor. The ops that have read it already become a separate piece, behind the hook.
   region_.break_graph("a gradient is watched" + describe_location(where));
   broken_ = true;
   stop_following();

@@ -31,7 +31,7 @@ class RegionTrace final : public FollowingTrace {
 
   // Compares the calls to come with the recording of `latest`, which an earlier call ran. Null: compares nothing.
   void follow(std::shared_ptr<const Binding> latest);
-  // After finish(): what ran for the whole call. Null: the call ran in several pieces, or eagerly.
+  // After finish(): the binding that ran the whole call. Null: the call ran in several pieces, or eagerly.
   std::shared_ptr<const Binding> take_latest() { return std::move(latest_); }
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
@@ -81,12 +81,12 @@ class RegionTrace final : public FollowingTrace {
   Region& region_;
   const nn::ModuleCall& call_;
   SharedRandomState& random_;
-  std::shared_ptr<const Binding> latest_;  // of an earlier call; after finish(), of this one
+  std::shared_ptr<const Binding> latest_;  // what an earlier call ran; after finish(), what this one ran
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
-  std::vector<Storage> written_by_pointer_;  // by forward, which a replay does not run
-  bool changed_history_ = false;             // by forward, which a replay does not run
+  std::vector<Storage> written_by_pointer_;  // forward wrote to them; a replay does not run forward
+  bool changed_history_ = false;             // forward changed a history; a replay does not run forward
   bool overwrote_ = false;                   // an op of this call wrote in place, so views may need a new history
   bool broken_ = false;                      // there was a graph break, maybe before the first op
   const bool finds_loops_;
@@ -96,7 +96,7 @@ class RegionTrace final : public FollowingTrace {
   struct DensePart {
     Tensor of, dense;
   };
-  HashMap<const TensorImpl*, DensePart> dense_parts_;  // by view: what this piece reads instead of it
+  HashMap<const TensorImpl*, DensePart> dense_parts_;  // by view: the copy that this piece reads instead
 };
 
 }  // namespace rondo::compile

@@ -86,7 +86,7 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Wri
 }
 
 bool Replay::matches(const nn::ModuleCall& call) const {
-  // First: after a change of the tree, what this points to may be gone.
+  // Checked first: after a change of the module tree, the pointers of this replay may dangle.
   if (call.module.tree_version() != tree_version_) return false;
   if (call.result == nullptr || call.inputs.size() != arguments_.size() || grad_enabled() != grad_mode_ ||
       amp::autocast_dtype() != autocast_ || !(default_device() == default_device_))
@@ -131,7 +131,7 @@ Tensor Replay::next_random_state() const {
 }
 
 void Replay::run(const nn::ModuleCall& call) const {
-  std::optional<SharedRandomState> own;  // in which the state is that of the first draw
+  std::optional<SharedRandomState> own;  // its state is that of the first draw
   if (draws_ > 0) own.emplace();
   const Tensor random_state = draws_ > 0 ? next_random_state() : Tensor();
   std::vector<Tensor> inputs;

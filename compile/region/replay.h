@@ -17,17 +17,17 @@ namespace rondo::compile {
 // Immutable once made.
 class Replay {
  public:
-  // From a call that has just been recorded as one piece and run as `binding`. Null, with the reason in `why_not`, if
-  // the recording does not determine the call: it reads other tensors than arguments, parameters and buffers (masks
-  // that forward makes), draws from another generator than the thread's default one (`drawn`: of a GeneratorScope),
-  // returns anything but one tensor of its own, or lets a value escape.
+  // Makes a replay from a call that has just been recorded as one piece and run as `binding`. Null, with the reason in
+  // `why_not`, if the recording does not determine the call. This is so if it reads other tensors than arguments,
+  // parameters and buffers (masks that forward makes), draws from another generator than the thread's default one
+  // (`drawn`: of a GeneratorScope), returns anything but one tensor of its own, or lets a value escape.
   static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const WritingTrace& trace,
                                             std::span<const GeneratorState> drawn,
                                             std::shared_ptr<const Binding> binding, std::string& why_not);
 
   // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, devices, shapes,
-  // strides, requires_grad, leaf or result, train/eval, grad mode, autocast, default device. What else forward depends
-  // on is the user's promise.
+  // strides, requires_grad, leaf or result, train/eval, grad mode, autocast, default device. The user promises that
+  // forward depends on nothing else.
   bool matches(const nn::ModuleCall& call) const;
   // REQUIRES: matches(call). Sets *call.result. The calling thread's default generator moves on as in forward.
   void run(const nn::ModuleCall& call) const;
@@ -50,7 +50,7 @@ class Replay {
   };
   struct Source {
     enum Kind : uint8_t { kArgument, kSlot, kRandomState } kind;
-    int32_t index = 0;  // of the arguments, or of slots_
+    int32_t index = 0;  // into the arguments, or into slots_
   };
 
   std::shared_ptr<const Binding> binding_;
@@ -61,17 +61,17 @@ class Replay {
   }
   // REQUIRES: draws_ is above 0.
   Tensor next_random_state() const;
-  // Nothing else that is read shares memory with what is written: a recording would be another one.
+  // True if no other tensor that is read shares memory with a written one. Otherwise the recording would differ.
   bool writes_alone(const nn::ModuleCall& call) const;
-  std::vector<Source> sources_;   // of the recording's inputs
-  std::vector<int32_t> written_;  // of sources_
+  std::vector<Source> sources_;   // by input of the recording
+  std::vector<int32_t> written_;  // indices into sources_ of the inputs that are written
   uint64_t draws_ = 0;            // by how much the default generator moves on
   Device random_device_;          // of the random state
-  size_t result_ = 0;             // of the recording's outputs
+  size_t result_ = 0;             // index into the recording's outputs
   std::vector<Kind> arguments_;
   std::vector<const Tensor*> slots_;  // parameters and buffers of the module and all below it
   std::vector<const TensorImpl*>
-      in_slots_;  // what they held, null where undefined; another tensor there is another recording
+      in_slots_;  // the tensors in slots_ (null: undefined); another tensor means another recording
   std::vector<Kind> slot_kinds_;
   struct ModuleState {
     const nn::ModuleBase* module;
@@ -79,10 +79,10 @@ class Replay {
     size_t children;  // a list of layers may grow
   };
   std::vector<ModuleState> modules_;
-  uint64_t tree_version_ = 0;  // of the module: children that came or went leave nothing here to compare
+  uint64_t tree_version_ = 0;  // of the module; changes when children are added or removed
   bool grad_mode_ = true;
   std::optional<DType> autocast_;
-  Device default_device_;  // of factories that forward calls
+  Device default_device_;  // for the factories that forward calls
 };
 
 }  // namespace rondo::compile

@@ -13,8 +13,8 @@
 namespace rondo::compile {
 namespace {
 
-// What remains of a run that threw `e`. `finished`: the results that were complete, or none. REQUIRES: `e`
-// is being handled.
+// Returns what remains of a run that threw `e`. `finished`: the results that were complete, or none. REQUIRES: the
+// caller is handling `e`.
 RunResult after_error(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs,
                       std::vector<Tensor> finished, CollectivesOfRun& collectives, const std::exception& e) {
   const Entry& entry = *binding->entry();

@@ -26,7 +26,7 @@ struct RunResult {
 // runs again, op by op, up to the first error of the program. Nothing that has an effect happens twice.
 RunResult run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs);
 
-// As run(), for a recording that nothing was compiled for.
+// As run(), for a recording without a compiled program.
 RunResult run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs);
 
 }  // namespace rondo::compile

@@ -14,7 +14,7 @@ StashedGradients::StashedGradients(nn::ModuleBase& model) {
     const bool is_elsewhere = grad.defined() && grad.impl()->storage && !grad.storage().is_unique();
     grads_.push_back({*slot, grad, is_elsewhere ? grad.clone() : Tensor()});
   }
-  for (Stashed& stashed : grads_) stashed.tensor.zero_grad();  // when nothing throws any more
+  for (Stashed& stashed : grads_) stashed.tensor.zero_grad();  // nothing can throw any more
 }
 StashedGradients::~StashedGradients() {
   const NoGrad off;

@@ -1,4 +1,4 @@
-// The gradients of a model, taken away for a while: by what runs steps of its own and leaves the model as it was.
+// Takes the gradients of a model away for a while: for code that runs its own steps and leaves the model as it was.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,9 @@
 
 namespace rondo::compile {
 
-// While one lives, no parameter or buffer has a gradient of before; the destructor puts them back, and drops later
-// ones. A gradient in memory that backward chooses (autograd::GradientHome), or that is part of other memory, is
-// copied: later ones may be made there.
+// The constructor takes the gradients from all parameters and buffers. The destructor puts them back, and drops
+// gradients that were made meanwhile. A gradient is copied if it lies in memory that backward chooses
+// (autograd::GradientHome), or in a part of other memory, because later gradients may be written there.
 class StashedGradients {
  public:
   explicit StashedGradients(nn::ModuleBase& model);

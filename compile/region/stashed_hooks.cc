@@ -6,7 +6,7 @@ thread_local int depth = 0;
 }  // namespace
 
 StashedHooks::StashedHooks(nn::ModuleBase& model) {
-  // Room first: a hook that is taken must have a place to come back from.
+  // Reserves memory first, so that nothing throws after a hook was taken.
   size_t count = 0;
   model.apply([&](nn::ModuleBase&) { ++count; });
   hooks_.reserve(count);

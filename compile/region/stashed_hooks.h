@@ -1,4 +1,4 @@
-// The hooks of a model, taken away for a while: by what compiles the model for itself and leaves it as it was.
+// Takes the hooks of a model away for a while: for code that compiles the model for itself and leaves it as it was.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,14 @@
 
 namespace rondo::compile {
 
-// While one lives, the modules have no call_hook of before; the destructor puts them back.
+// The constructor takes the call_hook from all modules. The destructor puts them back.
 class StashedHooks {
  public:
   explicit StashedHooks(nn::ModuleBase& model);
   ~StashedHooks();
   StashedHooks(const StashedHooks&) = delete;
   StashedHooks& operator=(const StashedHooks&) = delete;
-  // On this thread one lives: what is used now says nothing about the hooks of before.
+  // True if one lives on this thread. Then a use of a module says nothing about the hooks that were taken away.
   static bool active();
 
  private:

@@ -8,7 +8,7 @@
 namespace rondo::compile {
 namespace {
 
-// As one write: the version counts it.
+// Copies `value` into `target` as one write, which the version counts.
 void write(const Tensor& target, const Tensor& value) {
   const NoGrad off;
   const RecorderScope eager(nullptr);

@@ -1,4 +1,4 @@
-// The inputs that a recording writes: Note [Writes] in capture/writes.cc.
+// Writes the results of a run into the inputs that its recording writes: Note [Writes] in capture/writes.cc.
 #pragma once
 
 #include <span>
@@ -7,16 +7,16 @@
 
 namespace rondo::compile {
 
-// After a run: every input that the recording writes holds its last version, and has as many new versions as eager
-// execution would have counted. These results are the inputs themselves from here on. `results`: of recorded.outputs.
+// Call after a run. Gives every input that the recording writes its last version, and counts as many new versions as
+// eager execution would have. In `results` (of recorded.outputs), the inputs themselves replace these last versions.
 void write_back(const Graph& recorded, std::span<const Tensor> inputs, std::span<Tensor> results);
 
-// While a recording runs op by op: the values that `made` makes are written, if they are versions of inputs.
+// Call while a recording runs op by op: writes those values of the node `made` that are versions of inputs.
 void write_versions(const Graph& recorded, const GraphNode& made, std::span<const Tensor> inputs,
                     std::span<const Tensor> values);
 
-// After a run that threw: true if it has written an input, so that nothing may run again.
-// `finished`: the results that were complete by then, or empty.
+// Call after a run that threw. True if the run has written an input, so that nothing may run again. `finished`: the
+// results that were complete by then, or empty.
 bool must_not_repeat(const Graph& recorded, std::span<const Tensor> inputs, std::span<const Tensor> finished);
 
 }  // namespace rondo::compile

@@ -13,7 +13,7 @@
 namespace rondo::compile {
 namespace {
 
-// The stages of RONDO_DUMP, bit_of() each.
+// Returns the stages of RONDO_DUMP, bit_of() each.
 uint64_t chosen_stages() {
   const char* list = std::getenv("RONDO_DUMP");
   if (list == nullptr) return 0;

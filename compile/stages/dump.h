@@ -1,5 +1,5 @@
-// RONDO_DUMP=name,...: what each stage made, as text, to the log's sink. "all" is all stages that have a text; "input"
-// is what the passes are given.
+// RONDO_DUMP=name,...: writes the result of each named stage as text to the log's sink. "all": all stages that have a
+// text. "input": the graph that the passes get.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace rondo::compile {
 
-// Throws Error, which lists the names, the first time if RONDO_DUMP has another.
+// The first call throws Error, which lists the names, if RONDO_DUMP has an unknown one.
 bool wants_dump(CompilerStage stage);
-// While one is there, this thread wants none: what it makes is only compared with something.
+// While one lives, this thread dumps nothing: for graphs that are only made to be compared.
 class DumpsOff {
  public:
   DumpsOff();
@@ -22,7 +22,7 @@ class DumpsOff {
  private:
   bool outer_;
 };
-// "---- stage" and the text. `note` follows the stage's name.
+// Writes "---- stage" and the text. `note` follows the stage's name.
 void dump(CompilerStage stage, std::string_view text, std::string_view note = "");
 
 }  // namespace rondo::compile

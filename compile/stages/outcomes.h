@@ -1,6 +1,6 @@
-// How calls of compiled modules ended, counted over the whole process: compiled, or op by op, and why. RegionReport
-// counts the same for one region. A test that compares compiled with eager execution asks here whether it has compared
-// anything (tests/compiled_runs.h).
+// Counts, over the whole process, how calls of compiled modules ran: compiled or op by op, and why. RegionReport counts
+// the same for one region. A test that compares compiled with eager execution checks with these counts that compiled
+// code has run at all (tests/compiled_runs.h).
 //
 // Thread safe. Counting what ran compiled costs one relaxed atomic addition.
 #pragma once
@@ -15,7 +15,7 @@ namespace rondo::compile {
 enum class Outcome : uint8_t {
   kRegion,    // a region was made: compile_regions() and compile_module() make them
   kCompiled,  // a program of a region ran, forward or backward; or a compiled step of an optimizer
-  kFailed,    // a stage of the compiler failed, or the device has no code generator: what was asked for runs eagerly
+  kFailed,    // a stage of the compiler failed, or the device has no code generator, so something runs eagerly
   kEager,     // a recording, a backward or an optimizer's step ran op by op: a failed stage, the stance, the limit
   kBypassed,  // a compiled module was called and recorded nothing: Stance::kForceEager, EagerScope, DetectAnomaly
   kReplayed,  // a backward ran op by op because eager execution defines it: gradients with a history, hooks inside the
@@ -28,9 +28,9 @@ std::string_view name_of(Outcome outcome);
 void count(Outcome outcome);
 // The same, with the reason. It takes a lock.
 void count(Outcome outcome, std::string_view why);
-// Since the process began.
+// The counts since the process began.
 OutcomeCounts outcome_counts();
-// The reason of the last one that had a reason; "" if none had.
+// The latest reason that was counted with this outcome; "" if there was none.
 std::string last_reason(Outcome outcome);
 
 }  // namespace rondo::compile

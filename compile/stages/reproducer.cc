@@ -52,7 +52,7 @@ void run_reproducible(const StageInput& input, absl::FunctionRef<void()> body) {
     enter_stage(input.stage);
     body();
   } catch (const OutOfMemoryError&) {
-    throw;  // no fault of the stage
+    throw;  // the stage has not failed
   } catch (const Error& e) {
     if (input.may_refuse) throw;
     throw Error(absl::StrCat(e.what(), save_reproducer(input, e.what())));

@@ -1,5 +1,5 @@
-// When a stage of the compiler fails, what it was given is left in a file that the tool rondo_replay (tests/replay/)
-// runs again, without the user's program. The error names the file.
+// When a stage of the compiler fails, its input is written to a file. The tool rondo_replay (tests/replay/) runs the
+// file again, without the user's program. The error names the file.
 //
 //   const auto units = reproducible({.stage = CompilerStage::kFuse, .text = text}, [&] { return fuse(graph); });
 //
@@ -16,16 +16,17 @@
 
 namespace rondo::compile {
 
-// A stage and what it works on.
+// A stage and its input.
 struct StageInput {
   CompilerStage stage;
   // Its input, in the form that exec/reproduce.h reads. Called only when the stage has failed.
   absl::FunctionRef<std::string()> text;
-  // Error is an answer to the user and no failure: of a gradient rule, as on the eager tape. It stays as it is.
+  // True: an Error of `body` is meant for the user, as that of a gradient rule, and is passed on unchanged.
   bool may_refuse = false;
 };
 
-// Writes the file and gives " (to reproduce: ...)" for the error. Never throws: if no file can be written, says so.
+// Writes the file and returns " (to reproduce: ...)" for the error message. Never throws: if the file cannot be
+// written, the result says so.
 std::string save_reproducer(const StageInput& input, std::string_view error);
 
 // Runs `body`. If it throws Error or InternalError, so does this, with a reproducer's path in the text.

@@ -29,7 +29,7 @@ constexpr Row kTable[] = {
     {"partition", kDump | kPlant},
     {"recompute", kDisable},
     {"verify", kPlant},
-    {"input", kDump},  // of the passes: what was verified
+    {"input", kDump},  // the graph that the passes get, after it was verified
     {"decompose", kPass},
     {"segments", kPass},
     {"cse", kPass},

@@ -4,20 +4,20 @@
 // RONDO_DISABLE=fuse,relax,...: stages that are left out, to find out which one a wrong number, a slow step or a large
 // arena comes from. In exact mode results have the same bits with any of them left out.
 //
-//   layouts     images lie as in eager execution (default mode chooses for those inside of a region)
+//   layouts     images have the layouts of eager execution (default mode chooses them inside of a region)
 //   recompute   the forward saves all that the backward reads
 //   decompose   ops stay whole: one library call instead of simpler ops that fuse
 //   segments    rows are made and written before they are added up by index
 //   cse         equal calls are made as often as they were recorded
-//   dce         what nobody needs is computed
+//   dce         values that nothing needs are computed
 //   join        calls that continue each other stay separate
 //   assemble    values that are laid side by side are copied there
 //   collectives sums over processes travel one by one (default mode sends independent ones together)
 //   products    small products with an operand in common stay separate (default mode joins them)
-//   split       what reads values that are laid side by side reads all of them as one
+//   split       an op that reads values that are laid side by side reads all of them as one
 //   widen       sums of 16-bit numbers are rounded before they are widened (default mode, on a GPU)
-//   fuse        a kernel for each op
-//   epilogues   products leave what follows them to kernels (and do not widen their results)
+//   fuse        each op has its own kernel
+//   epilogues   products leave the ops that follow them to kernels (and do not widen their results)
 //   relax       default mode computes as exact mode does
 //   reuse       no result is written over an operand
 //   cache       kernels are neither read from disk nor written to it
@@ -33,7 +33,7 @@
 
 namespace rondo::compile {
 
-// In the order in which a call meets them.
+// In the order in which a call goes through them.
 enum class CompilerStage : uint8_t {
   kRecord,
   kCompile,
@@ -75,11 +75,10 @@ std::string_view name_of(CompilerStage stage);
 constexpr uint64_t bit_of(CompilerStage stage) { return uint64_t{1} << static_cast<int>(stage); }
 // RONDO_DISABLE leaves the stage out; RONDO_DUMP shows what it made; a test plants a failure in it.
 enum class StageUse : uint8_t { kDisable = 1, kDump = 2, kPlant = 4 };
-// The names of the stages that allow it, in order.
+// The names of the stages that allow this use, in order.
 std::vector<std::string> stage_names(StageUse use);
 std::optional<CompilerStage> find_stage(std::string_view name, StageUse use);
-// RONDO_DISABLE is read the first time that one of these two is called. Throws Error, which lists the names, where it
-// has another.
+// The first call of one of these two reads RONDO_DISABLE. It throws Error, which lists the names, if a name is unknown.
 bool enabled(CompilerStage stage);
 uint64_t disabled_stages();  // bit_of() each
 // Replaces the choice of RONDO_DISABLE. Throws as above.

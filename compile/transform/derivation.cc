@@ -12,7 +12,7 @@
 namespace rondo::compile {
 namespace {
 
-// The values of the recording that a plan of the backward reads, or a backward that runs the recording again.
+// Returns the values of the recording that a plan of the backward reads, or a backward that runs the recording again.
 std::vector<ValueId> values_read(const Graph& recorded, const BackwardGraph& derived) {
   const std::vector<bool> read = inputs_needed(derived.graph);
   std::vector<ValueId> values;
@@ -55,7 +55,7 @@ constexpr Row kDerivation[] = {
     {CompilerStage::kDifferentiate, &wants_backward, &differentiate},
     // Images lie channels last inside of both graphs.
     {CompilerStage::kLayouts, &always, &choose_layouts},
-    // What the forward keeps, and what the backward computes again.
+    // Chooses the values that the forward keeps and those that the backward recomputes.
     {CompilerStage::kPartition, &keeps_values, &divide},
 };
 
@@ -70,8 +70,8 @@ bool run_checked(const Row& row, DerivedGraphs& made, const Derivation& how) {
   return changed;
 }
 
-// As a reproducer has it (exec/reproduce.h): the recording, of which the stages before are run again. `like` is left
-// out.
+// The input of a stage as a reproducer has it (exec/reproduce.h): the recording, on which the earlier stages are run
+// again. `like` is left out.
 std::string input_text(const Graph& recorded, const Derivation& how) {
   std::string text = to_string(PassOptions{.exact = !how.lays_out});
   absl::StrAppend(&text, to_string(recorded), "recompute ", static_cast<int>(how.options.recompute), " ",

@@ -26,7 +26,7 @@ class RowsTaker final : public autograd::GradientParts {
   Tensor rows, indices;
 };
 
-// An op whose rule offers rows.
+// True if the op's gradient rule offers rows.
 bool looks_up(const OpDef& op) { return op.grad_adds && op.checks; }
 
 class Deriver {
@@ -45,13 +45,13 @@ class Deriver {
     NoGrad off;
     amp::Autocast as_recorded(
         std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
-    const DeviceScope device(trace_.device);  // where calls without operands go
+    const DeviceScope device(trace_.device);  // for calls without operands
     RecorderScope record(&trace_);
-    trace_.first_call = 1 << 20;  // other numbers than the forward's, whose nodes may join
+    trace_.first_call = 1 << 20;  // not the forward's numbers, because its nodes may be added
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {
       if (!arriving_.totals[i]) continue;
       const ValueId id = forward_.inputs[i];
-      // A total to which backward adds in place is dense in the usual layout.
+      // A total to which backward adds in place is contiguous.
       const bool in_place = i < arriving_.owned.size() && arriving_.owned[i];
       grads_[id] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}},
                         dense_like(forward_.value(id), !in_place && lies_channels_last(forward_.value(id))));
@@ -112,7 +112,7 @@ class Deriver {
     return first;
   }
 
-  // `is_total`: what has arrived before is in it.
+  // `is_total`: `grad` already includes the earlier contributions.
   void accumulate(ValueId id, const Tensor& grad, bool is_total = false) {
     ++contributions_[variables_[id]].parts;
     Tensor& total = grads_[variables_[id]];
@@ -156,7 +156,7 @@ class Deriver {
       if (op.saved.output(i)) outputs[i] = symbol(node.outputs[i]);
     Origin origin = node.origin;
     origin.gradient = true;
-    origin.call = -1;  // each op of a rule is an op of its own
+    origin.call = -1;  // each op of a rule gets its own number
     trace_.origin = &origin;
     if (op.grad == nullptr)
       throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));

@@ -1,5 +1,5 @@
-// The backward graph of a forward graph: the VJPs of its ops, run on symbolic tensors in reverse order of recording, so
-// that gradients meet in the same order as on the eager tape.
+// Derives the backward graph of a forward graph: runs the gradient rules (VJPs) of its ops on symbolic tensors, in
+// reverse order of recording. So gradients are added up in the same order as on the eager tape.
 #pragma once
 
 #include "rondo/compile/ir/graph.h"
@@ -21,7 +21,7 @@ struct BackwardInput {
 
 // A backward's share in the gradient of one forward input.
 struct Contribution {
-  int32_t parts = 0;       // that it adds up
+  int32_t parts = 0;       // how many contributions it adds up
   bool adds_onto = false;  // an op adds to the gradient so far (OpDef::grad_adds)
   friend bool operator==(const Contribution&, const Contribution&) = default;
 };
@@ -42,12 +42,12 @@ struct BackwardGraph {
 // True for images whose channels are next to each other in memory, as runtime/ops/channels_last.h has it.
 bool lies_channels_last(const Value& value);
 
-// The gradients that arrive: those of these outputs (empty: of all that require one), and sums to add to for these
-// inputs; the new sum may be written over those that are `owned`.
+// The gradients that arrive at a backward. `gradients`: by output; empty: of all outputs that require one. `totals`: by
+// input, true if backward adds to the gradient so far. `owned`: by input, true if it may overwrite that gradient.
 struct Arriving {
   std::vector<bool> gradients, totals = {}, owned = {};
-  // By output: its gradient is channels last and the output is not, or the other way around; empty: none. Gradients are
-  // expected in the layouts of the outputs, which are theirs in almost all programs.
+  // By output: its gradient is channels last and the output is not, or the other way around; empty: none. In almost all
+  // programs gradients have the layouts of the outputs.
   std::vector<bool> in_other_layout = {};
   bool at_seams = false;  // gradients leave at the seams of the plan (plan/seams.h)
   // By forward input: its gradient is wanted in parts (Note [Gradients in parts] in
@@ -57,7 +57,7 @@ struct Arriving {
 };
 // The inputs whose gradients may come in parts: in backward, lookups of their rows come after all other uses.
 std::vector<int32_t> inputs_in_parts(const Graph& forward);
-// `device`: where all of it runs, and where rules make constants.
+// `device`: on which the backward runs, and on which rules make constants.
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {}, Device device = kCPU);
 
 }  // namespace rondo::compile

@@ -11,7 +11,7 @@
 namespace rondo::compile {
 namespace {
 
-// True if the two layouts of the value differ, and it lies in the usual one.
+// True if the value is contiguous, and would have other strides in channels last.
 bool is_usual_image(const Value& v) {
   return v.sizes.rank() == 4 && v.sizes.numel() > 0 && v.sizes[1] > 1 && v.sizes[2] * v.sizes[3] > 1 &&
          is_contiguous(v.sizes, v.strides);
@@ -22,7 +22,7 @@ bool keeps_layout(const OpDef& op) {
   return op.channels_last != nullptr || op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction;
 }
 
-// A graph with chosen layouts, and what stands for values of it that somebody else reads.
+// A graph with chosen layouts. `needed`: the values in it that stand for the values that backwards read.
 struct LaidOut {
   Graph graph;
   std::vector<ValueId> needed;
@@ -30,7 +30,7 @@ struct LaidOut {
 
 class LayoutChooser {
  public:
-  // `channels_last`, by input: it lies so, and not as the graph says; empty: none.
+  // `channels_last`: by input, true if it is channels last although the graph says otherwise; empty: none is.
   LayoutChooser(const Graph& graph, const std::vector<bool>& channels_last)
       : graph_(graph), last_(graph), usual_(graph), is_output_(graph, false), goes_on_(graph, false) {
     for (const ValueId id : graph.outputs) is_output_[id] = true;
@@ -60,7 +60,7 @@ class LayoutChooser {
         },
         [&](ValueId id, const Symbols& symbols) {
           symbols_ = &symbols;
-          // Those of the caller come first.
+          // The caller's outputs come first.
           return output++ < graph_.outputs.size() ? usual(id) : as_it_lies(id);
         });
     Graph& graph = made.graph;
@@ -70,7 +70,7 @@ class LayoutChooser {
   }
 
  private:
-  // An image goes on if something reads it that is not an elementwise op on the way to a result.
+  // Sets goes_on_ for images that something reads besides elementwise ops on the way to a result.
   void find_readers(const GraphNode& node) {
     bool goes_on = names_layout(*node.op) || node.op->kind == OpKind::kReduction;
     if (node.op->channels_last != nullptr || node.op->kind == OpKind::kElementwise) {
@@ -93,7 +93,7 @@ class LayoutChooser {
     if (names_layout(*node.op)) return convolve(node, some_last, outputs);
     const bool ends = node.op->kind == OpKind::kElementwise && is_output_[node.outputs[0]];
     if (some_last && !ends && keeps_layout(*node.op)) {
-      // Sums and norms read each element more than once.
+      // Converts the inputs of sums and norms to channels last: they read each element more than once, so it pays.
       const bool moves = node.op->kind != OpKind::kElementwise && node.op->kind != OpKind::kView &&
                          !node.op->is<trait::Images>();
       std::vector<TensorArg> args = arguments(
@@ -135,7 +135,7 @@ class LayoutChooser {
     return last_[id].defined() || std::find(given_.begin(), given_.end(), id) != given_.end();
   }
   const Tensor& as_it_lies(ValueId id) { return last_[id].defined() ? last_[id] : (*symbols_)[id]; }
-  // As the graph has it.
+  // Returns the value in the layout that it has in the graph.
   const Tensor& usual(ValueId id) {
     if (!is_last(id)) return (*symbols_)[id];
     if (!usual_[id].defined()) usual_[id] = converted(id);
@@ -145,7 +145,7 @@ class LayoutChooser {
     const Value& v = graph_.value(id);
     if (v.producer < 0 || graph_.node(v.producer).op->kind != OpKind::kView)
       return with_dense_strides(as_it_lies(id), v.strides);
-    // A part of a larger image, whose strides no copy would have.
+    // The value is a part of a larger image; a copy would not have its strides.
     const GraphNode& node = graph_.node(v.producer);
     return call(*node.op, {{usual(node.inputs[0]), node.where}}, node.attrs);
   }
@@ -155,7 +155,8 @@ class LayoutChooser {
     if (is_filled_image(id)) return last_[id] = filled_last(graph_.node(v.producer));
     return last_[id] = with_dense_strides((*symbols_)[id], channels_last_strides(v.sizes));
   }
-  // One number everywhere. Made anew in the other layout, it is a number in a kernel; a copy of it would be memory.
+  // True for an image filled with one number. It is filled again in the other layout, which is only a number in a
+  // kernel, because a copy would need memory.
   bool is_filled_image(ValueId id) const {
     const Value& v = graph_.value(id);
     if (v.producer < 0 || !is_usual_image(v)) return false;
@@ -171,14 +172,14 @@ class LayoutChooser {
   }
 
   const Graph& graph_;
-  ValueMap<Tensor> last_, usual_;  // what stands for a value in each layout, where it has been made
+  ValueMap<Tensor> last_, usual_;  // the value in channels last and in its own layout, if made already
   ValueMap<bool> is_output_, goes_on_;
   std::vector<ValueId> given_;  // inputs that are channels last
   const Symbols* symbols_ = nullptr;
   std::vector<Tensor> held_;  // operands of the current call refer to them
 };
 
-// Nothing if the graph is to stay as it is.
+// Returns the graph with chosen layouts, or nullopt if it stays as it is.
 std::optional<LaidOut> laid_out(const Graph& graph, std::span<const ValueId> needed,
                                 const std::vector<bool>& channels_last) {
   LayoutChooser chooser(graph, channels_last);
@@ -188,7 +189,7 @@ std::optional<LaidOut> laid_out(const Graph& graph, std::span<const ValueId> nee
 
 // True if `chosen` converts much less than `recorded` does.
 bool pays(const Graph& recorded, const Graph& chosen) {
-  constexpr double kCopied = 1.5;  // a byte, beside one that is converted inside of a convolution: measured
+  constexpr double kCopied = 1.5;  // measured cost of a copied byte, relative to a byte that a convolution converts
   constexpr double kMost = 0.75;
   const auto cost = [](const Graph& graph) {
     const Conversions c = count_conversions(graph);
@@ -197,8 +198,8 @@ bool pays(const Graph& recorded, const Graph& chosen) {
   return cost(chosen) < kMost * cost(recorded);
 }
 
-// Makes a backward of the recording one of `chosen`, whose own `needed` stand for `needed`. The rest of it lies as
-// chosen, too.
+// Turns a backward of the recording into one of `chosen`, whose own `needed` stand for `needed`. Chooses the layouts of
+// the rest of the backward, too.
 void follow(BackwardGraph& backward, const std::vector<ValueId>& needed, const LaidOut& chosen) {
   std::vector<bool> channels_last(backward.inputs.size(), false);
   for (size_t i = 0; i < backward.inputs.size(); ++i) {
@@ -227,7 +228,7 @@ bool lay_out(Graph& recorded, std::vector<ValueId>& needed, BackwardGraph* backw
 
 Conversions count_conversions(const Graph& graph) {
   Conversions found;
-  // Through the views between a copy and what it copies.
+  // Follows the views between a copy and the value that it copies.
   const auto source = [&](ValueId id) {
     while (graph.value(id).producer >= 0 && graph.node(graph.value(id).producer).op->kind == OpKind::kView)
       id = graph.node(graph.value(id).producer).inputs[0];

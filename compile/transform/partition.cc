@@ -71,10 +71,10 @@ bool Partition::may_donate(const BackwardInput& input) const {
 
 namespace {
 
-// Partition::apply(): makes the graph of a backward that computes again what is not kept.
+// For Partition::apply(): makes the graph of a backward that recomputes the values that are not kept.
 class Recomputation {
  public:
-  // By value of `forward`: where it is kept, or -1.
+  // `kept_index`: by value of `forward`, its position among the kept values, or -1.
   Recomputation(const Graph& forward, const ValueMap<int32_t>& kept_index, const BackwardGraph& backward)
       : forward_(forward),
         kept_index_(kept_index),
@@ -97,7 +97,7 @@ class Recomputation {
           continue;
         }
       }
-      // A saved value that nothing reads keeps its place, unbound.
+      // A saved value that nothing reads keeps its place among the inputs, without an index.
       BackwardInput same = source;
       if (same.kind == BackwardInput::kSaved) same.index = -1;
       of_old_[input] = add_input(old_.value(input), std::move(same));
@@ -143,14 +143,14 @@ class Recomputation {
     return id;
   }
 
-  // True if the node of the forward makes something that is wanted and not kept.
+  // True if the node of the forward makes a value that is wanted and not kept.
   bool runs_again(const GraphNode& node) const {
     return std::any_of(node.outputs.begin(), node.outputs.end(), [this](ValueId id) { return is_made_again(id); });
   }
   bool is_made_again(ValueId id) const { return wanted_[id] && kept_index_[id] < 0; }
 
-  // By node of the backward: the nodes of the forward that run again right before it, the last one first. Until then
-  // their results take no memory.
+  // Returns, by node of the backward, the nodes of the forward that run again right before it, the last one first. They
+  // run as late as possible, so that their results take memory as briefly as possible.
   std::vector<std::vector<size_t>> schedule() const {
     ValueMap<size_t> first_reader(forward_, old_.nodes.size());
     for (size_t n = old_.nodes.size(); n-- > 0;)
@@ -180,14 +180,14 @@ class Recomputation {
       value.producer = static_cast<int32_t>(graph_.nodes.size());
       value.requires_grad = false;
       if (node.op->kind == OpKind::kView) {
-        // Relative to its source, which may itself be a view now, or have been one before.
+        // The offset is relative to the view's source. The source may be a view now, or may have been one before.
         const Value& now = graph_.value(node.inputs[0]);
         value.offset = now.offset + source.value(id).offset - source.value(from.inputs[0]).offset;
         value.root = now.root;
       } else {
         value.root = made;
       }
-      // What was kept stays as it is; its twin that is computed beside another result goes unread.
+      // A node that runs again for another result also makes a kept value again. That copy is not read.
       if (map[static_cast<size_t>(id)] == kNoValue) map[id] = made;
       graph_.values.push_back(value);
       id = made;
@@ -195,7 +195,7 @@ class Recomputation {
     graph_.nodes.push_back(std::move(node));
   }
 
-  // What the backward calls a saved value is now the kept one, or the one that was computed again.
+  // Binds the backward's saved values to the kept values, or to the recomputed ones.
   template <class Ids> void bind(const Ids& ids) {
     for (ValueId id : ids)
       if (id != kNoValue && of_old_[id] == kNoValue) of_old_[id] = of_forward_[saved_as_[id]];

@@ -2,17 +2,16 @@
 //
 // A minimum cut through the decomposed forward graph decides; its weights are bytes (choose_kept.h). Elementwise ops
 // and views may be recomputed, inside the kernels that read them. Products, reductions and library calls are recomputed
-// only on request: all that helps with Recompute::kFull; with kBudget only as much as the number of bytes demands, the
-// least work per byte saved first. Recomputed values have the same bits, since random numbers follow from a state that
-// is an input. Saving an input of the region costs nothing: the caller holds its parameters anyway, and one activation
-// per block has to be saved.
+// only on request: with Recompute::kFull, all that save memory; with kBudget, only as many as the number of bytes
+// demands, beginning with the least work per byte saved. Recomputed values have the same bits, because random numbers
+// follow from a state that is an input. Saving an input of the region costs nothing: the caller holds its parameters
+// anyway, and one activation per block has to be saved.
 //
-// In-place writes between forward and backward raise StaleTensorError as in eager mode: the only inputs and outputs
-// that are saved are parameters, what the ops' rules save, and sums over ranks from which that is computed
-// (collectives_read()). Recomputed values relax this: they are not saved, so a
-// write to them is no error. One write more is an error: one to a parameter from which a value is recomputed (with
-// kFull, and with kBudget where it recomputes more than kAuto: to any input, as with activation checkpointing). No
-// gradient is ever wrong.
+// In-place writes between forward and backward raise StaleTensorError as in eager mode, because the saved inputs and
+// outputs are only parameters, tensors that the ops' gradient rules save, and sums over ranks from which those are
+// computed (collectives_read()). There are two exceptions. A write to a recomputed value is no error, because the value
+// is not saved. A write to a parameter from which a value is recomputed is an error, too (with kFull, and with kBudget
+// if it recomputes more than kAuto, a write to any input: as with activation checkpointing). No gradient is ever wrong.
 #pragma once
 
 #include <span>
@@ -32,8 +31,8 @@ class Partition {
   Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options,
             const Partition* like);
 
-  // The graph to run: `recorded` in simpler ops. Its outputs are those of `recorded`, then what is kept and is not
-  // there yet.
+  // The graph to run: `recorded` in simpler ops. Its outputs are those of `recorded`, then the kept values that are
+  // neither inputs nor among them.
   const Graph& forward() const { return forward_; }
 
   struct Kept {
@@ -43,19 +42,19 @@ class Partition {
   };
   const std::vector<Kept>& kept() const { return kept_; }
   bool keeps_the_same_as(const Partition& other) const { return kept_ == other.kept_; }
-  // Where kept() has a value of `recorded`, or -1.
+  // The position in kept() of a value of `recorded`, or -1.
   int32_t kept_index(ValueId recorded) const;
   // Bytes kept besides inputs and the caller's outputs; views of one memory count once.
   int64_t kept_bytes() const { return kept_bytes_; }
 
-  // True for what a backward that is the last to read it may write over if nobody else holds it: not for parameters.
+  // True if the last backward that reads `input` may overwrite it, if nobody else holds it. False for parameters.
   bool may_donate(const BackwardInput& input) const;
 
-  // forward() has plain numbers from now on (FloatTrace).
+  // Replaces the symbols of forward() by plain numbers (FloatTrace).
   void forget_symbols() { compile::forget_symbols(forward_); }
 
-  // Rewrites a backward of `recorded` that reads nothing but `needed`: its kSaved inputs become indices into kept(),
-  // and what is not kept is computed where it starts.
+  // Rewrites a backward of `recorded` that reads only `needed` values: its kSaved inputs become indices into kept(),
+  // and it first computes the values that are not kept.
   void apply(BackwardGraph& backward) const;
 
  private:

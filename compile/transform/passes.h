@@ -15,31 +15,32 @@ namespace rondo::compile {
 
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
 std::optional<Graph> decompose(const Graph& graph);
-// Sums by index of rows that kernels make: the rows are sorted, made in that order, and added up as they are made.
+// For sums by index of rows that a kernel makes: sorts the rows by index, makes them in that order, and adds up each
+// row as it is made.
 std::optional<Graph> sort_scattered_rows(const Graph& graph);
-// One node for equal calls of equal operands.
+// Replaces equal calls with equal operands by one node.
 std::optional<Graph> eliminate_common_subexpressions(const Graph& graph);
-// Drops what no output needs.
+// Drops the nodes that no output needs.
 std::optional<Graph> eliminate_dead_code(const Graph& graph);
-// One call for calls of which each continues the one before (OpDef::chains): the gradients of all slices of a tensor
-// are put together in one pass over memory.
+// Makes one call of several calls, each of which continues the one before (OpDef::chains). For example, the gradients
+// of all slices of a tensor are put together in one pass over memory.
 std::optional<Graph> join_chains(const Graph& graph);
-// A reduction of 16-bit numbers whose result is widened reduces the widened numbers: there is nothing to widen behind
-// it. Not exact: sums are no longer rounded to 16 bits.
+// If the result of a reduction of 16-bit numbers is widened, widens the numbers before the reduction instead. Not
+// exact: sums are no longer rounded to 16 bits.
 std::optional<Graph> widen_reductions(const Graph& graph);
-// Many small products with one operand in common, or that add up, become one. Not exact.
+// Merges many small products into one, if they have an operand in common or are added up. Not exact.
 std::optional<Graph> merge_products(const Graph& graph);
-// Collectives that follow each other and are independent become one. Not exact: with other sizes, sums over the
-// processes are made in another order.
+// Merges independent collectives that follow each other. Not exact: with other sizes, sums over the processes are made
+// in another order.
 std::optional<Graph> merge_collectives(const Graph& graph);
-// What is computed from values that are laid side by side is computed from each, and what is computed for slices is
-// computed slice by slice. `exact`: sums over the parts are not split.
+// Splits computations. If an op reads a value that is made of parts side by side, it is computed for each part. If a
+// value is only read in slices, it is computed slice by slice. `exact`: sums over the parts are not split.
 std::optional<Graph> split_at_parts(const Graph& graph, bool exact);
-// Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
+// If a node only copies values side by side, their producers write them there directly, without the copy.
 std::optional<Graph> assemble_in_place(const Graph& graph);
 
-// By node: the elementwise nodes that a product can do on its own result, in order; no node is in two lists. `exact`:
-// only where that gives the bits of the separate ops.
+// By node: the elementwise nodes that a product can apply to its own result, in order; no node is in two lists.
+// `exact`: only if the result has the bits of the separate ops.
 using EpilogueChains = std::vector<std::vector<int32_t>>;
 // BackendEntry::absorbs of an op on a target.
 using AbsorbsOf = AbsorbsFn (*)(const OpDef& op);
@@ -59,18 +60,18 @@ struct Unit {
   int64_t inner = 1;
   ValueId starts = kNoValue;  // where segments of the rows begin, if they are added up (trait::SumSegments)
 };
-// In an order in which they can run. Cheap nodes are in several units where that pays: repeat_cheap_nodes().
+// Returns units in an order in which they can run. Cheap nodes are in several units if that pays: repeat_cheap_nodes().
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});
 // By value: true if the caller, or a unit that does not compute it, reads it or a view of it: it must be in memory.
 std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units);
-// Elementwise nodes whose results several units read join all of them, where that costs no more than to read the
-// results: repeat.cc. A node may be in several units from then on.
+// Adds an elementwise node to all units that read its result, if that costs no more than reading the result: repeat.cc.
+// A node may be in several units from then on.
 void repeat_cheap_nodes(const Graph& graph, const Capabilities& limits, std::vector<Unit>& units);
-// Each unit with the lines of its nodes.
+// The text of each unit, with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 
-// True if the node's result is a parameter's 16-bit copy (runtime/ops/lowered.h), which belongs to a step and not to a
-// run: such a node is in no unit, and whoever runs the graph brings the copy.
+// True if the node's result is a parameter's 16-bit copy (runtime/ops/lowered.h), which is made once in a step, not in
+// each run. Such a node is in no unit; the code that runs the graph provides the copy.
 bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 
 // Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.

@@ -26,7 +26,7 @@ struct Pass {
 template <auto kPass> std::optional<Graph> plain(const Graph& graph, const PassOptions& /*options*/) {
   return kPass(graph);
 }
-// Parts that are copied in any case are best computed as a whole.
+// Splits only if parts can be written in place. Parts that are copied in any case are best computed as a whole.
 std::optional<Graph> split(const Graph& graph, const PassOptions& options) {
   return enabled(CompilerStage::kAssemble) ? split_at_parts(graph, options.exact) : std::nullopt;
 }
@@ -42,19 +42,19 @@ constexpr Pass kPipeline[] = {
     {CompilerStage::kSegments, When::kAlways, &plain<sort_scattered_rows>},
     // Equal calls become one.
     {CompilerStage::kCse, When::kAlways, &plain<eliminate_common_subexpressions>},
-    // What no output needs goes.
+    // Nodes that no output needs are removed.
     {CompilerStage::kDce, When::kAlways, &plain<eliminate_dead_code>},
     // Calls that continue each other become one.
     {CompilerStage::kJoin, When::kAlways, &plain<join_chains>},
-    // Copies side by side are written in place.
+    // Values that a node only copies side by side are written there directly.
     {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>},
     // Independent collectives travel together.
     {CompilerStage::kCollectives, When::kDefaultMode, &plain<merge_collectives>},
     // Small products with an operand in common become one.
     {CompilerStage::kProducts, When::kDefaultMode, &plain<merge_products>},
-    // What reads a whole goes on with its parts.
+    // Ops that read a value made of parts read the parts instead.
     {CompilerStage::kSplitAtParts, When::kAlways, &split},
-    // What the two before have laid side by side.
+    // The same for values that the two stages before have laid side by side.
     {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>,
      bit_of(CompilerStage::kProducts) | bit_of(CompilerStage::kSplitAtParts)},
     // Sums of 16-bit numbers are not rounded before they are widened.
@@ -110,7 +110,8 @@ Graph run_pipeline(Graph graph, const PassOptions& options) {
 }
 
 std::vector<bool> inputs_needed(const Graph& graph) {
-  // A call's parts may read less than the call, and dead code goes. The other passes read the same, in other ways.
+  // Decomposed calls may read less than the calls did, and dead code is removed. After the other passes the graph reads
+  // the same inputs, in other ways.
   constexpr uint64_t kLeaveUnread = bit_of(CompilerStage::kDecompose) | bit_of(CompilerStage::kDce);
   Graph left = graph;
   for (const Pass& pass : kPipeline)

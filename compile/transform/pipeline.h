@@ -1,5 +1,5 @@
-// The pipeline: every pass over a graph, in order, with when it runs. pipeline.cc is the table; RONDO_DISABLE,
-// RONDO_DUMP, verification, planted failures and reproducers go by it.
+// The pipeline: all passes over a graph, in order, each with the condition under which it runs. pipeline.cc has the
+// table. RONDO_DISABLE, RONDO_DUMP, verification, planted failures and reproducers use this table.
 //
 //   plan.graph = run_pipeline(std::move(graph), {.exact = false});
 #pragma once
@@ -13,26 +13,26 @@
 
 namespace rondo::compile {
 
-// What passes may do besides what they always do.
+// What passes may do besides the rewrites that they always do.
 struct PassOptions {
   // Results keep eager's bits: default mode's passes do nothing.
   bool exact = true;
-  // Capabilities::gathers_sums: a launch costs more than what it widens.
+  // Capabilities::gathers_sums: on this target, one more launch costs more than widening all operands of a sum.
   bool gathers_sums = false;
 };
-// As a line of a reproducer; "" for the usual ones.
+// The options as a line of a reproducer; "" for the default ones.
 std::string to_string(const PassOptions& options);
 
-// What a plan is made of: all passes.
+// Runs all passes. A plan is made of the result.
 Graph run_pipeline(Graph graph, const PassOptions& options);
-// By input: false if no plan of the graph reads it. Runs only the passes that leave inputs unread.
+// Returns, by input: false if no plan of the graph reads it. Runs only the passes after which inputs may be unread.
 std::vector<bool> inputs_needed(const Graph& graph);
 
-// The stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. One may come
+// The stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. A stage may occur
 // twice.
 std::vector<CompilerStage> passes_of(const PassOptions& options);
-// One pass, by its stage's name, on a graph that is verified before and after; "verify" does only that. Throws Error if
-// there is no such pass.
+// Runs the pass with this stage's name. Verifies the graph before and after; "verify" does nothing else. Throws Error
+// if there is no such pass.
 Graph run_pass(std::string_view name, const Graph& graph, const PassOptions& options = {});
 
 }  // namespace rondo::compile

@@ -56,7 +56,7 @@ bool AverageDelivery::is_usable(size_t b, const BucketReducer& reducer) {
   return status == BucketReducer::TagStatus::kValid;
 }
 
-// `flags`: by slot, whether some rank has a gradient. Empty: asks this rank's gradients instead.
+// `flags`: for each slot, whether some rank has a gradient. Empty: uses whether this rank has one instead.
 void AverageDelivery::deliver_to_grads(BucketReducer& reducer, const std::vector<bool>& flags) {
   std::vector<Tensor> final_ones;
   for (size_t k = 0; k < reducer.parameters().size(); ++k) {

@@ -12,8 +12,7 @@
 namespace rondo::dist {
 namespace {
 
-// Slots start where a block of memory may (kAlignment), so that a kernel writes a gradient there as anywhere else. In
-// elements.
+// The alignment of a slot's start, in elements: that of a block of memory (kAlignment), as kernels expect it.
 constexpr int64_t alignment_of(DType dtype) { return std::max<int64_t>(16, kAlignment / size_of(dtype)); }
 
 std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(t.dtype())), to_string(t.sizes())); }
@@ -62,7 +61,7 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
         bucket.numel += taken;
         begin += numel;
       } while (begin < p.numel());
-      // Nothing follows the last piece: on a device, what is alone in its bucket is reduced where it is.
+      // Nothing joins the last piece in its bucket: on a device, a slot that is alone is reduced without a copy.
       if (!bucket.slots.back().whole() && bucket.numel * width >= options.min_bytes) close(bucket, s);
     }
     for (auto& [key, bucket] : open)

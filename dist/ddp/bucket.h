@@ -3,10 +3,10 @@
 // Note [Bucket order]. Buckets are sent in the order in which gradients become final. DistributedDataParallel observes
 // that order in its first step, takes rank 0's for all ranks, and keeps it. So every rank issues the same collectives
 // in the same order, whatever becomes ready first later on. The text of the plan is compared across ranks, before the
-// first step and again when the order is known. Within a block the order is the model's, from the last parameter to the
-// first, as a backward goes; within what lies outside of the blocks it is the model's, where one bucket holds all of
-// it. So buckets are the same however the model runs: eagerly, in regions or as one. Sums of three ranks or more depend
-// on the place in the bucket.
+// first step and again when the order is known. Parameters of one block are in reverse model order, as backward goes.
+// Parameters outside the blocks are in model order if one bucket holds them all, and in the observed order otherwise.
+// So buckets are the same whether the model runs eagerly, in regions or as one region. This matters because a sum over
+// three ranks or more depends on the element's place in the bucket.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-// What finish() does about buffers, which each rank's forward writes: BatchNorm's running statistics.
+// What finish() does with the buffers that each rank's forward writes, such as BatchNorm's running statistics.
 enum class BufferSync : uint8_t {
   kBroadcast,  // every rank gets rank 0's, as in PyTorch: what rank 0 saves is what every rank evaluates with
   // Every rank gets the mean over the ranks; integers, such as a count of batches, are rank 0's. A rank that had no
@@ -39,16 +39,16 @@ struct BucketOptions {
   // after each addition, at most (ranks - 1) times. On a device, a bf16 parameter whose gradients travel in bf16 needs
   // no conversion. Must be equal on all ranks.
   std::optional<DType> dtype = {};
-  // What a step does about a parameter that got no gradient on this rank (a branch that was not taken). false: an error
-  // on every rank, as it usually means a mistake. true: zeros are sent for it, and it is in unused_parameters(). It
-  // gets the average if some rank has a gradient for it, and none otherwise. Its bucket, and those after it, leave in
-  // finish(). Must be equal on all ranks.
+  // What a step does if a parameter got no gradient on this rank (a branch that was not taken). false: an error on
+  // every rank, because it is usually a mistake. true: zeros are sent for the parameter, and unused_parameters() lists
+  // it. If some rank has a gradient, the parameter gets the average, otherwise no gradient. Its bucket and all later
+  // buckets leave in finish(). Must be equal on all ranks.
   bool allow_unused = false;
   // Must be equal on all ranks.
   BufferSync buffers = BufferSync::kBroadcast;
 };
 
-// Who takes the average of a parameter's gradient. Parameters of two takers are never in one bucket.
+// Which object takes the average of a parameter's gradient. Parameters of two takers are never in one bucket.
 struct GradientTaker {
   size_t index = 0;          // 0: the parameter's .grad; others: DistributedDataParallel's GradientShards
   bool needs_whole = false;  // the parameter is not split
@@ -56,7 +56,7 @@ struct GradientTaker {
 using TakerOf = absl::FunctionRef<GradientTaker(const Tensor& parameter)>;
 inline GradientTaker taken_by_grad(const Tensor& /*parameter*/) { return {}; }
 
-// A parameter, or a piece of one that is larger than a bucket, in a bucket.
+// A parameter in a bucket, or a piece of a parameter that is larger than a bucket.
 struct BucketSlot {
   std::string name;  // of the parameter
   Tensor parameter;
@@ -69,7 +69,7 @@ struct BucketSlot {
 };
 
 struct Bucket {
-  size_t seam;   // of the parts that the plan was made of: the one that ends it
+  size_t seam;   // index into `seams` of plan_buckets(): the part of the model that completes the bucket
   DType dtype;   // of its elements: f32, also for bf16 and f16 parameters, or f64; or BucketOptions::dtype
   size_t taker;  // GradientTaker::index
   int64_t numel;
@@ -81,15 +81,15 @@ struct BucketPlan {
   std::string text;             // one line per slot: what must be equal on every rank
 };
 
-// Buckets of one dtype each, in the order of the parts of the model (optim::plan_seams, or in the order learned). Every
-// parameter is in exactly one bucket; the pieces of a large one are in consecutive buckets.
+// Makes buckets of one dtype each, in the order of `seams`: the parts of the model (optim::plan_seams, or in the
+// learned order). Each parameter is in exactly one bucket; the pieces of a large parameter are in consecutive buckets.
 BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
                         const BucketOptions& options, TakerOf taker_of = taken_by_grad);
 
-// The dtype in which gradients of such a parameter travel.
+// The dtype in which the gradient of a parameter of this dtype travels.
 DType travels_as(DType parameter, const BucketOptions& options);
 
-// One line for each frozen parameter and buffer: what is sent once, at the start.
+// Returns one line for each frozen parameter and each buffer. These are broadcast once, at the start.
 std::string describe_state(const nn::ModuleBase& model);
 
 }  // namespace rondo::dist

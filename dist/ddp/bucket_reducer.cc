@@ -19,7 +19,7 @@ double tag_of(int64_t step, size_t bucket, DType dtype) {
   return static_cast<double>(1 + sum.digest() % (dtype == kBF16 ? 251 : 1023));
 }
 
-// For averages: each is rounded once.
+// The relative error of an average, which is rounded once.
 double tolerance(DType dtype) { return dtype == kBF16 ? 1.0 / 256 : dtype == kF16 ? 1.0 / 2048 : 1e-5; }
 
 bool is_same_memory(const Tensor& a, const Tensor& b) {
@@ -46,7 +46,7 @@ BucketReducer::BucketReducer(const Bucket& bucket, std::vector<size_t> parameter
 
 void BucketReducer::allocate() {
   if (flat_.defined()) return;
-  // As long as an adopted gradient: other ranks may have one.
+  // As long as an adopted gradient, because other ranks may send one in the same collective.
   const int64_t elements = (may_adopt_ ? bucket_->slots[0].numel : row_) + tag_elements();
   averages_ = flat_ = layout_ ? Tensor::zeros({rows_, elements}, {bucket_->dtype, device_})
                               : Tensor::zeros({elements}, {bucket_->dtype, device_});
@@ -70,7 +70,7 @@ void BucketReducer::reduce(ProcessGroup& group, const std::string& name) {
                  : group.all_reduce(adopted_ ? operand_ : flat_, ReduceOp::kAverage, name);
 }
 
-// Without a home with a layout: parameters come back through the bucket's memory, while the next gradients are made.
+// With a layout there is no home: the bucket's memory may still receive parameters when the next gradients are made.
 Tensor BucketReducer::home(size_t k) const {
   const BucketSlot& slot = bucket_->slots[k];
   return !layout_ && flat_.defined() && slot.whole() && slot.parameter.dtype() == bucket_->dtype ? views_[k] : Tensor();

@@ -1,20 +1,20 @@
 // BucketReducer: reduces one bucket. It has the bucket's memory, takes gradients, and gives averages. For
 // DistributedDataParallel only.
 //
-// Note [Born in the bucket]. A region's backward writes a gradient right into its place in the bucket
-// (autograd::GradientHome), so sending it costs no launch. So do the norms that are outside of the regions. What other
-// ops of the tape make elsewhere is copied: one copy for each such parameter, whatever the depth of the model. A bucket
-// with one slot on a device has no memory of its own: its gradient, or the piece of it, is reduced where backward made
-// it. That is the case of large parameters. A gradient that somebody else can see is copied in any case.
+// Note [Born in the bucket]. A region's backward writes a gradient directly into its place in the bucket
+// (autograd::GradientHome), so sending it costs no launch. Norms outside of the regions do the same. The gradients of
+// other eager ops are copied into the bucket: one copy for each parameter, whatever the depth of the model. On a
+// device, a bucket with one slot has no memory of its own: the gradient, or the bucket's piece of it, is reduced in the
+// memory where backward made it. Large parameters have such buckets. A gradient that shares its memory is copied.
 //
 // Note [Tags]. In host memory, two elements at the end of a bucket prove that it was reduced, in this step, with the
-// same bucket of every rank: a number that all ranks know, and rank + 1. Their averages are known beforehand, and
-// differ from what a rank itself wrote: a collective that silently did nothing, or met another one, is seen. Both sums
-// are whole numbers that the dtype represents. A third one is 1 on a rank that cannot send what it should: by its
-// average every rank leaves the same buckets alone. With allow_unused, one more for each slot follows: 1 on a rank that
-// has its gradient. Its average is above 0 if some rank has. On a device, to read a tag would make the host wait. There
-// the ranks compare what they have issued, and say what is wrong, in one exchange between hosts at the end of a step
-// (ProcessGroup::check_sequence); averages are used after it.
+// same bucket of every rank: a number that all ranks know, and rank + 1. Their averages are known beforehand, so a
+// collective that silently did nothing, or that met another bucket's, is detected. Both sums are exact whole numbers. A
+// third element is 1 on a rank that cannot send what it should. If its average is not 0, no rank uses this bucket or a
+// later one. With allow_unused, one more element follows for each slot: 1 on a rank that has the slot's gradient. Its
+// average is above 0 if some rank has one. On a device, reading a tag would make the host wait. So the ranks compare
+// the collectives that they have issued, and report errors, in one exchange between hosts at the end of a step
+// (ProcessGroup::check_sequence). Averages are used only after that exchange.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ namespace rondo::dist {
 
 class BucketReducer {
  public:
-  // `parameters`: of the slots, by their position in the caller's list. `bucket` must outlive this.
+  // `parameters`: for each slot, its parameter's index in the caller's list. `bucket` must outlive this.
   // With a layout, the bucket is reduced and scattered: Note [Shards].
   BucketReducer(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused,
                 std::optional<ShardLayout> layout = std::nullopt, int world_size = 1);
@@ -45,15 +45,15 @@ class BucketReducer {
   // nobody else can see the gradient's memory, so it may be overwritten with the average.
   void put(size_t slot, const Tensor& gradient, bool only_holder);
   bool has_gradient(size_t slot) const { return filled_[slot]; }
-  // The average lies in the memory of the gradient that was put in.
+  // True: the average lies in the memory of the gradient that was put in.
   bool is_adopted() const { return adopted_; }
-  // The average of a slot's elements: of a whole parameter in its shape, of a piece as a line. An adopted one is let
-  // go.
+  // The average of a slot's elements: in the parameter's shape, or one-dimensional for a piece. Releases an adopted
+  // gradient, so call this once.
   Tensor take_average(size_t slot) { return adopted_ ? std::exchange(operand_, Tensor()) : views_[slot]; }
-  // Sends it: an all_reduce, or a reduce_scatter.
+  // Issues the bucket's collective: an all_reduce, or with a layout a reduce_scatter.
   void reduce(ProcessGroup& group, const std::string& name);
   const std::optional<ShardLayout>& layout() const { return layout_; }
-  // With a layout: what is sent, and this rank's row when it has come back.
+  // With a layout: the rows that are sent, and this rank's row of averages once `work` is done.
   const Tensor& sent() const { return flat_; }
   const Tensor& averages() const { return averages_; }
 
@@ -67,11 +67,11 @@ class BucketReducer {
   void write_tag(const Tag& tag);
   enum class TagStatus : uint8_t { kValid, kNotReduced, kRankFailed };
   TagStatus read_tag(int64_t step, size_t bucket, int world_size) const;
-  // By slot, with allow_unused: some rank has a gradient.
+  // With allow_unused: for each slot, whether some rank has a gradient.
   std::vector<bool> read_flags() const;
 
   std::vector<bool> has_average;            // with a layout, by slot: there is an average in this step
-  bool is_taken = false;                    // and its GradientShards has it
+  bool is_taken = false;                    // with a layout: GradientShards has the averages of this step
   size_t pending = 0;                       // slots whose gradient has not arrived in this step
   std::vector<bool> any_rank_has_gradient;  // on a device with allow_unused, by slot
   Work work;
@@ -86,12 +86,12 @@ class BucketReducer {
   Device device_;
   bool allow_unused_;
   std::optional<ShardLayout> layout_;
-  int64_t rows_, row_;  // of flat_: 1 without a layout; their elements, without the tag
+  int64_t rows_, row_;  // the number of rows of flat_ (1 without a layout), and a row's elements without the tag
   bool may_adopt_;
   bool adopted_ = false;       // in this step
   Tensor flat_;                // rows of the bucket's elements, each with the tag at its end
   Tensor averages_;            // flat_, or one row
-  Tensor operand_;             // of an adopted gradient
+  Tensor operand_;             // an adopted gradient, or the bucket's piece of it
   std::vector<Tensor> views_;  // of the slots
   std::vector<bool> filled_;   // there was a gradient to send
 };

@@ -22,7 +22,7 @@
 namespace rondo::dist {
 namespace {
 
-// Every tensor that ranks must share.
+// Returns every tensor that must be equal on all ranks.
 std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
   std::vector<nn::NamedTensor> state = model.named_parameters();
   for (nn::NamedTensor& buffer : model.named_buffers()) state.push_back(std::move(buffer));
@@ -30,7 +30,7 @@ std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
   return state;
 }
 
-// What is wrong with the place of a parameter or buffer; empty: nothing.
+// Returns an error message if a parameter or buffer (`what`) on `device` is in the wrong place, otherwise "".
 std::string misplaced(const StepState& step, Device device, std::string_view what) {
   if (step.async_device ? device == step.device : has_host_memory(device)) return "";
   return absl::StrCat(std::string(what), " is on ", to_string(device), ", and ",
@@ -41,7 +41,7 @@ std::string misplaced(const StepState& step, Device device, std::string_view wha
                             "or train on the CPU");
 }
 
-// A collective: a rank that is alone with its mistake must not leave the others waiting.
+// A collective, so that a mistake on one rank is an error on every rank. Otherwise the other ranks would wait for it.
 void check_places(const nn::ModuleBase& model, const StepState& step) {
   std::string mine;
   if (!step.async_device || !step.gradients.empty())  // otherwise there is nothing to average, and that is the error
@@ -171,8 +171,8 @@ void DistributedDataParallel::check_device(Device device, std::string_view what)
                            "process"));
 }
 
-// An optimizer takes a claimed parameter without a gradient for one whose finish() was forgotten. So a parameter that
-// no rank has used is not claimed until it gets a gradient again.
+// If a claimed parameter has no gradient, an optimizer concludes that finish() was forgotten. So a parameter that no
+// rank has used is not claimed until it gets a gradient again.
 void DistributedDataParallel::set_claim(StepGradient& gradient, bool claims) {
   if (gradient.claimed == claims) return;
   if (claims) autograd::claim_gradient(gradient.parameter, GradientClaim::kAverager, kDdp, this);
@@ -257,7 +257,7 @@ void DistributedDataParallel::arrive(size_t i) {
 void DistributedDataParallel::take(size_t i) {
   StepGradient& now = step_->gradients[i];
   check_arrival(*step_, now);
-  if (now.arrived) return;  // several contributions before its bucket is full
+  if (now.arrived) return;  // a further contribution, made before the bucket is full
   set_claim(now, true);
   now.arrived = true;
   step_->order.push_back(i);
@@ -286,7 +286,8 @@ void DistributedDataParallel::finish() {
   if (step_->async_device) group_->check_usable("DistributedDataParallel::finish");
   if (!learned_) sender_->set_plan(agree_on_plan(model_, *step_, *takers_));
   sender_->send_all();
-  // What listens fails: the others must not wait for the exchange. Memory may be there the next time.
+  // If a listener throws, this rank still takes part in the exchange, and throws after it: the other ranks must not
+  // wait. Only OutOfMemoryError is thrown at once.
   std::exception_ptr failed;
   if (!step_->async_device) {
     try {
@@ -323,10 +324,10 @@ void DistributedDataParallel::finish_with_zeros() {
   if (!step_->order.empty())
     throw Error(absl::StrCat(kDdp, "::finish_with_zeros: there was a backward in this step; call finish()"));
   const NoGrad off;
-  // From the last: as a backward would.
+  // In reverse order, as backward would.
   for (size_t i = step_->gradients.size(); i-- > 0 && !step_->options.allow_unused;) {
     Tensor parameter = step_->gradients[i].parameter;
-    if (!parameter.grad().defined())  // otherwise backwards under no_sync() have added it up
+    if (!parameter.grad().defined())  // otherwise backwards under no_sync() have accumulated it
       parameter.set_grad(Tensor::zeros(parameter.sizes(), {parameter.dtype(), parameter.device()}));
     arrive(i);
   }

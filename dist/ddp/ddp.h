@@ -63,15 +63,16 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 
   nn::ModuleBase& module() const { return model_; }
 
-  // Ends a step: waits until every bucket is averaged and the buffers are shared; on a device, later work does. A
-  // collective. Throws MismatchError on every rank; the gradients of this step must then not be used, but the next step
-  // may be tried, unless the ranks had issued different collectives on a device.
+  // Ends a step: waits until every bucket is averaged and the buffers are shared. (On a device, later work waits, not
+  // the host.) A collective. Throws MismatchError on every rank if the step went wrong on one of them (Note [What is an
+  // error]). Then do not use the gradients of this step. The next step may be tried, unless the ranks had issued
+  // different collectives on a device.
   void finish();
-  // finish() on a rank that ran no last backward in this step, because the batch has no part for it: that part counts
-  // as zeros, beside what backwards under no_sync() have added up. Averages divide by all ranks, also by this one:
-  // scale the loss by world_size over the number of ranks that have a part, if it is a mean. Not for a model whose
-  // layers wait for all ranks (a synchronised BatchNorm): there the rank runs forward and backward of a batch of 0
-  // rows.
+  // Call this instead of finish() if this rank's part of the batch is empty, so that it has run no backward outside of
+  // no_sync(). It sends zeros, or what backwards under no_sync() have accumulated. Averages divide by the number of all
+  // ranks, this one included: if the loss is a mean, scale it by world_size over the number of ranks that have a part.
+  // Not for a model whose layers wait for all ranks (a synchronised BatchNorm): there the rank runs forward and
+  // backward on a batch of 0 rows.
   void finish_with_zeros();
 
   // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last
@@ -83,15 +84,16 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   void remove_on_final(int64_t id) override;
   void check_finished() const override;
 
-  // An optimizer has updated parameters: the next finish() compares how.
+  // Called when an optimizer has updated parameters. The next finish() compares the facts of all ranks.
   void on_update(UpdateFacts facts) override { updates_.push_back(std::move(facts)); }
 
-  // From the first step on, `shards` gets the averages of the parameters that it takes, and they have no .grad after
-  // finish(). See Note [Shards]. Throws Error after the first step. After remove_shards(), finish() throws Error.
+  // From the first step on, `shards` gets the averages of the parameters that it takes, and these parameters have no
+  // .grad after finish(). See Note [Shards]. add_shards() throws Error after the first backward. After remove_shards(),
+  // finish() throws Error if the plan has buckets for `shards`.
   void add_shards(GradientShards& shards);
   void remove_shards(GradientShards& shards);
 
-  // While it lives, backward only adds to the gradients of this process.
+  // While a NoSync lives, backward accumulates gradients in this process and sends nothing.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(DistributedDataParallel& ddp);
@@ -108,7 +110,7 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   // them. Returns a hash of all parameters.
   uint64_t check_parameters();
 
-  // From model and options before the first step, then in the learned order.
+  // The plan of buckets: made from the model and the options until the first finish(), then in the learned order.
   const BucketPlan& plan() const;
   ProcessGroup& group() const { return *group_; }
   const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
@@ -137,9 +139,9 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 #pragma GCC visibility pop
 
 // Note [Buffers]. Each rank's forward writes buffers, such as BatchNorm's running statistics, from its own batches.
-// finish() sends rank 0's to every rank, so each forward that trains begins with them, and evaluations and checkpoints
-// have the same values on every rank. BucketOptions::buffers averages them, or leaves each rank its own. Statistics of
-// the batches of all ranks: convert_sync_batchnorm() (group_communicator.h).
+// finish() sends rank 0's to every rank, so each training forward begins with them, and evaluations and checkpoints
+// have the same values on every rank. BucketOptions::buffers can average them instead, or leave each rank its own. For
+// statistics over the batches of all ranks, use convert_sync_batchnorm() (group_communicator.h).
 //
 // Note [When a gradient leaves]. A gradient leaves when all uses of its parameter have contributed, also those that
 // autograd::checkpoint() runs again. It is sent once per step. A tied embedding's gradient leaves in two parts, so that
@@ -148,22 +150,22 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 // backward. The average differs from that of one process by the rounding of sums in another order.
 // From the moment its gradient is taken for sending, a parameter has no grad() until finish(), and Optimizer::step()
 // throws. After finish(), grad() is the average. It is a view of the bucket if the dtypes agree and the bucket holds
-// the whole parameter. It holds until the next backward, which makes its gradients there (Note [Born in the bucket] in
-// bucket_reducer.h).
+// the whole parameter. It is valid until the next backward, which writes its gradients into the same memory
+// (Note [Born in the bucket] in bucket_reducer.h).
 //
 // Note [What is an error]. The plan is equal on every rank. These are errors on every rank, which name the rank and the
 // parameter: a gradient that changes after it was sent, a gradient that does not come (unless
 // BucketOptions::allow_unused), a parameter in no bucket, and an all-reduce that did not happen.
 //
-// Note [Equal updates]. finish() compares the updates that optimizers have made since the finish() before, by a hash in
-// the exchange that it makes anyway. Another learning rate or other option, another group of parameters, other loaded
-// states (compared at their first step) or a step that one rank left out is a MismatchError on every rank, which names
-// the rank and the option. So it comes one step late, and no finish() compares the last step. Groups of parameters
-// without options have the defaults of the optimizer's options, on every rank (optimizer.h).
+// Note [Equal updates]. finish() compares the updates that optimizers have made since the previous finish(), by a hash
+// in the exchange that it makes anyway. These differences are a MismatchError on every rank, which names the rank and
+// the option: another learning rate or other option, another group of parameters, other loaded states (compared at
+// their first step), a step that one rank left out. So the error comes one step late, and no finish() compares the
+// updates of the last step. Groups of parameters without options have the optimizer's defaults on every rank.
 //
 // Note [Updates in backward]. With an optimizer in backward (optim/update_at_seams.h), a bucket is updated when its
 // average has arrived: during the backward of a later block, or in finish(), while later buckets are still under way.
-// Every rank updates the same buckets: none from the first bucket on for which some rank lacks a gradient.
+// Every rank updates the same buckets: all those before the first bucket for which some rank lacks a gradient.
 //   optim::UpdateAtSeams updates(ddp, optimizer);
 //   for (...) { model.loss(x, y).backward(); ddp.finish(); updates.finish(); }
 // Optimizer states may be spread over the processes: dist::ShardedOptimizer (sharded_optimizer.h).
@@ -171,7 +173,8 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 // Note [Averages on a device]. On a CUDA GPU everything is enqueued: one all-reduce for each bucket on the
 // communication stream while backward goes on, and the optimizer's work comes after it, by events. The host waits only
 // in finish(), and only for the other hosts: in one small exchange, made while the devices compute, the ranks compare
-// what they have issued. A step whose sequences differ gives no gradients. finish() also calls the listeners: an update
-// in the middle of backward would make backward wait for an average. After an error of the group, parameters may hold
-// numbers that mean nothing: steps that were enqueued behind the aborted all-reduce may have run. backward, finish()
-// and check_parameters() throw every time from then on (Note [Where an error surfaces] in process_group.h).
+// the collectives that they have issued. If these differ, the step gives no gradients. The listeners are called in
+// finish(), not earlier, because an update in the middle of backward would make backward wait for an average. After an
+// error of the group, parameters may hold meaningless numbers, because steps that were enqueued behind the aborted
+// all-reduce may have run. From then on, backward, finish() and check_parameters() throw every time (Note [Where an
+// error surfaces] in process_group.h).

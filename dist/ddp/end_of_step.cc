@@ -23,7 +23,7 @@ uint64_t hash_of(const std::vector<UpdateFacts>& updates) {
   return sum.digest();
 }
 
-// A collective: adds to `troubles` the first rank whose optimizers made other updates than those of rank 0.
+// A collective. Adds a message to `troubles` for the first rank whose optimizers made other updates than rank 0's.
 void note_other_updates(ProcessGroup& group, const std::vector<UpdateFacts>& updates,
                         std::vector<std::string>& troubles) {
   std::string mine;
@@ -42,8 +42,9 @@ void note_other_updates(ProcessGroup& group, const std::vector<UpdateFacts>& upd
 
 }  // namespace
 
-// Each rank sends one text. Its parts, in order: a hash of the updates; RowGather::report() of each second part; on a
-// device with allow_unused, for each slot whether the rank has a gradient (four slots in a character); what is wrong.
+// Each rank sends one string. Its fields, in order: a hash of the updates; RowGather::report() of each gradient that
+// travels in two parts; with allow_unused on a device, for each slot whether this rank has a gradient (four slots per
+// character); an error message, or nothing.
 std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<BucketReducer>& reducers,
                                               const std::vector<UpdateFacts>& updates) {
   std::vector<int> flags;  // 0 to 15

@@ -10,8 +10,8 @@
 
 namespace rondo::dist {
 
-// A collective. Returns a text for each rank that says what is wrong there. If all texts are empty, the step has
-// ended well. `updates`: those that the optimizers made since the last exchange. Sets
+// A collective. Returns an error message for each rank, "" if it has no error. If all are empty, the step has ended
+// well. `updates`: the updates that the optimizers have made since the last exchange. Sets
 // BucketReducer::any_rank_has_gradient, and gives each RowGather the reports of all ranks. On a device it also compares
 // which collectives the ranks have issued, and throws as ProcessGroup::check_sequence().
 std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<BucketReducer>& reducers,

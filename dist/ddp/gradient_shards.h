@@ -1,10 +1,10 @@
-// GradientShards: an object that takes averaged gradients from DistributedDataParallel in the place of .grad, each
-// process its share. ShardedOptimizer (sharded_optimizer.h) is one.
+// GradientShards: receives averaged gradients from DistributedDataParallel instead of .grad. Each process gets its
+// share. ShardedOptimizer (sharded_optimizer.h) implements it.
 //
-// Note [Shards]. A bucket of such gradients leaves by reduce_scatter. It has a row for each rank: rank r receives the
-// averages of row r. Elements are laid into rows in the order of the bucket, and a parameter may continue in the next
-// row. An optimizer that needs whole parameters says so: such a parameter lies in one row, that of the rank which has
-// the fewest elements so far. A row is as long as the longest one, and ends with the tag of the bucket (Note [Tags]).
+// Note [Shards]. A bucket of these gradients is reduced by reduce_scatter. It has a row for each rank: rank r receives
+// the averages of row r. Elements fill the rows in the order of the bucket, and a parameter may continue in the next
+// row. If the optimizer needs whole parameters (needs_whole()), each parameter lies in one row: that of the rank which
+// has the fewest elements so far. All rows are as long as the longest, and end with the bucket's tag (Note [Tags]).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-inline constexpr int64_t kShardAlign = 32;  // elements: pieces start where a cache line does
+inline constexpr int64_t kShardAlign = 32;  // elements: pieces start at the start of a cache line
 
 // Elements of a slot that lie side by side in one row. Every slot has at least one span, which may be empty.
 struct ShardSpan {
@@ -33,14 +33,15 @@ struct ShardLayout {
   std::vector<std::vector<ShardSpan>> spans;  // by slot of the bucket, in the order of their elements
 };
 
-// `load`: how many elements each rank has of the earlier buckets. The call adds those of this bucket.
+// Decides which elements of a bucket each rank gets. `load`: for each rank, how many elements of the earlier buckets it
+// has; the call adds those of this bucket.
 ShardLayout lay_out_shards(const Bucket& bucket, std::vector<int64_t>& load);
 
 struct ShardedBucket {
   size_t index;  // in the plan
   Bucket bucket;
   ShardLayout layout;
-  Tensor sent;      // (world_size, row + tag): its memory is free from take() to before_send()
+  Tensor sent;      // (world_size, row + tag): may be overwritten from take() to before_send()
   Tensor averages;  // (row + tag): the averages of this rank's row
 };
 
@@ -52,15 +53,15 @@ class GradientShards {
   virtual bool needs_whole(const Tensor& parameter) const = 0;
   // Describes what must be equal on every rank.
   virtual std::string describe() const = 0;
-  // The order of the gradients is known on every rank: these are the buckets from now on.
+  // Called once, when every rank knows the order of the gradients. The buckets stay the same from then on.
   virtual void begin(std::vector<ShardedBucket> buckets) = 0;
-  // A bucket is about to be filled.
+  // Called before a bucket is filled with gradients.
   virtual void before_send(size_t bucket) = 0;
-  // True: take() is called as soon as a bucket's averages are there, from the step after begin() on. On the CPU that is
-  // before the end of the step, so the step may fail on every rank after some buckets were taken: the same on each.
+  // True: from the step after begin() on, take() is called as soon as a bucket's averages have arrived. On the CPU that
+  // is before the end of the step, so the step may still fail after some buckets were taken (the same on every rank).
   virtual bool takes_early() const = 0;
-  // The step has ended well on every rank. The averages stay as they are until before_send(). `has_average`, by
-  // slot: some rank had a gradient. It is the same on every rank.
+  // Called when the step has ended well on every rank (or earlier: takes_early()). The averages do not change until
+  // before_send(). `has_average`: for each slot, whether some rank had a gradient; the same on every rank.
   virtual void take(size_t bucket, const std::vector<bool>& has_average) = 0;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kLost = "the parameter did not come from the other processes, because the group has failed";
 
-// The recorder of parameters that did not land. It lives as long as the process, because they may.
+// The recorder of parameters that did not land. It is never freed, because they may live as long as the process.
 class Lost final : public Recorder {
  public:
   void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
@@ -19,19 +19,19 @@ class Lost final : public Recorder {
     throw_internal("a parameter that was lost records", where);
   }
   void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", kLost, where); }
-  void interrupt(const char*, std::source_location) override {}  // its history is at hand
+  void interrupt(const char*, std::source_location) override {}  // the history is complete
 };
 Recorder* lost() {
   static auto* const recorder = new Lost;
   return recorder;
 }
 
-// Elements of a contiguous tensor as a line, which shares its memory and no history.
+// Returns elements of a contiguous tensor as a one-dimensional tensor that shares its memory but not its history.
 Tensor line_of(const Storage& storage, const Tensor& tensor, int64_t begin, int64_t numel) {
   return Tensor::over(storage, tensor.storage_offset() + begin, {numel}, {1}, tensor.dtype());
 }
 
-// A write that no recording needs to know: it has not read the parameter yet (recorder.h, before_write).
+// Writes without telling the recording under way, which has not read the parameter yet (recorder.h, before_write).
 void write_line(Tensor to, const Tensor& from) {
   if (to.dtype() != from.dtype()) {
     to.copy_(from);
@@ -117,7 +117,7 @@ void ParameterGather::wait(size_t b) {
   Bucket& bucket = buckets_[b];
   if (!bucket.under_way) return;
   bucket.work.wait();  // may throw: then the bucket stays under way, and every read throws
-  if (!group_->failure().empty()) bucket.work.synchronize();  // throws unless this one was done before
+  if (!group_->failure().empty()) bucket.work.synchronize();  // throws unless it was done before the failure
   const NoGrad off;
   const RecorderScope eager(nullptr);  // no recording reads these parameters yet
   for (const Piece& piece : bucket.pieces) {
@@ -139,8 +139,8 @@ void ParameterGather::wait(size_t b) {
   }
 }
 
-// Buckets that have landed from a collective that failed afterwards. A parameter that has other values by now (it was
-// loaded) keeps them.
+// Finds buckets that had landed before their collective failed, and puts their parameters under way again. A parameter
+// that has other values by now (it was loaded) keeps them.
 void ParameterGather::revoke_failed() {
   for (Bucket& bucket : buckets_) {
     if (bucket.under_way) continue;

@@ -1,14 +1,14 @@
 // ParameterGather: brings the elements that each rank has updated to all ranks, bucket by bucket, while the program
 // goes on.
 //
-// Note [Values under way]. From start() until it has landed, a bucket's parameters have no storage and this object as
-// their recorder, as a value that is only recorded (recorder.h). Whoever reads such a tensor calls flush(), which waits
-// for the bucket and gives the storage back. So a forward waits for each parameter where it first uses it, and nothing
-// that is read through the parameter's handle is old. A view or a detached handle that was made before start() reads
-// old elements until then.
+// Note [Values under way]. From start() until a bucket has landed, its parameters have no storage, and this object is
+// their recorder, as for values that are recorded but not computed yet (recorder.h). Code that reads such a tensor
+// calls flush(), which waits for the bucket and gives the storage back. So a forward waits for each parameter at its
+// first use, and never reads old elements through the parameter's handle. A view or a detached handle that was made
+// before start() reads old elements until the bucket has landed.
 //
-// On a device, a bucket lands when its copies are enqueued, and its collective may still fail. wait() then finds it
-// again: its parameters are under way once more, for ever, and every read throws.
+// On a device, a bucket lands when its copies are enqueued, and its collective may still fail. wait() detects this
+// failure: it puts the bucket's parameters under way again, for ever, and every read throws.
 //
 // Thread safety: the thread that trains. Before another thread reads a parameter, call wait().
 #pragma once
@@ -34,18 +34,19 @@ class ParameterGather final : public Recorder {
     int64_t begin, numel;
     int rank;
     int64_t offset;  // in the row
-    Tensor source;   // of this rank's pieces: the new values, a line
+    Tensor source;   // only if the piece is this rank's: the new values, one-dimensional
   };
 
   explicit ParameterGather(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
-  // Waits for what is under way; not while an exception unwinds. What then did not land is an error to read.
+  // Waits for the buckets under way, except while an exception unwinds the stack. Afterwards, a read of a parameter
+  // that has not landed throws.
   ~ParameterGather() override;
 
   // `copy`: undefined, or a tensor in another dtype that follows the parameter.
   size_t add_parameter(Tensor parameter, Tensor copy);
   // `memory`: at least (world_size, row) elements of `dtype`, free from start() until the bucket has landed.
   size_t add_bucket(std::vector<Piece> pieces, const Tensor& memory, int64_t row, DType dtype);
-  // The source of one of this rank's pieces has moved.
+  // Replaces the source of one of this rank's pieces.
   void set_source(size_t bucket, size_t piece, Tensor source) {
     buckets_[bucket].pieces[piece].source = std::move(source);
   }
@@ -59,7 +60,7 @@ class ParameterGather final : public Recorder {
 
   void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
               std::source_location where) override;
-  // A parameter under way lacks its memory only: its history is at hand.
+  // Does nothing: a parameter under way lacks its memory, not its history.
   void interrupt(const char*, std::source_location) override {}
   void flush(const TensorImpl& tensor, std::source_location where) override;
 
@@ -69,13 +70,13 @@ class ParameterGather final : public Recorder {
     Storage storage, copy_storage;  // while it is under way
     std::vector<size_t> buckets;
     optim::Contents landed;
-    size_t under_way = 0;  // of these
+    size_t under_way = 0;  // how many of its buckets are under way
   };
   struct Bucket {
     Tensor all;  // (world_size, row)
     std::vector<Piece> pieces;
     std::vector<size_t> parameters;
-    Work work;  // the last one
+    Work work;  // of the last start()
     bool under_way = false;
   };
   void take_parameter(Parameter& parameter);

@@ -1,19 +1,20 @@
 // RowGather: averages the last part of a tied embedding's gradient by an all_gather of its rows. For
 // DistributedDataParallel only.
 //
-// Note [Two parts]. An embedding that is the output layer, too, gets its gradient twice: the output layer's product at
-// the start of backward, the embedding's rows at the very end. Nothing is left then to hide the all-reduce of so large
-// a gradient behind. So it travels in two parts. What arrives first leaves in the buckets, as any gradient, while
-// backward goes on. The rows of the embedding stay rows: every rank gets those of all ranks, with their indices, by
-// all_gather, and adds them to the average of the first part in one order: by rank, then by position. All ranks get the
-// same bits. Sums are made in the parameter's dtype, or in f32 for 16-bit parameters whose gradients travel in f32.
+// Note [Two parts]. An embedding that is also the output layer gets its gradient in two contributions: the output
+// layer's matrix product at the start of backward, and the embedding's rows at the very end. Then no backward work is
+// left that could overlap with the all-reduce of so large a gradient. So the gradient travels in two parts. The first
+// contribution leaves in the buckets, as any gradient, while backward goes on. The embedding's rows are not made dense:
+// by all_gather every rank gets the rows of all ranks with their indices. It adds them to the average of the first part
+// in one order, by rank, then by position, so all ranks get the same bits. Sums are made in the parameter's dtype, or
+// in f32 for 16-bit parameters whose gradients travel in f32.
 //
-// The first step of a job sees how each parameter is used, and the ranks agree: those travel in two parts whose uses
-// are, on every rank, the same number of dense ones and then only rows, where the rows of all ranks are at most as many
-// as the table's (so their bytes are half of an all-reduce's, or less). Nothing of it is a promise about later steps.
-// What arrives in another way after the first part has left, rows for which there is no room, or a dense gradient,
-// is the rest. The ranks tell each other in finish(), where all of them then average their rests in one more
-// all-reduce. There is more room for rows from the next step on.
+// The first step of a job observes how each parameter is used, and the ranks agree which gradients travel in two parts.
+// On every rank, such a parameter has the same number of dense uses, and after them only uses of rows. The rows of all
+// ranks together are at most as many as the table's, so their bytes are at most half of an all-reduce's. Later steps
+// may use the parameter in another way. If rows without room, or a dense gradient, arrive after the first part has
+// left, they are the rest. In finish() the ranks tell each other whether they have one, and average all rests in one
+// more all-reduce. From the next step on there is more room for rows.
 //
 // Gradients of earlier backwards, under no_sync(), are in the first part. A parameter whose state is in shards
 // (sharded_optimizer.h) travels in one part.
@@ -39,7 +40,7 @@ struct BackwardProgress {
 
 class RowGather final : public autograd::GradientParts {
  public:
-  // Watches how `parameter` is used, until travel_in_parts(). `send_first_part`: it is in .grad.
+  // Observes how `parameter` is used, until travel_in_parts(). `send_first_part` is called when that part is in .grad.
   RowGather(Tensor parameter, const BackwardProgress& progress, std::function<void()> send_first_part)
       : parameter_(std::move(parameter)), progress_(progress), send_first_part_(std::move(send_first_part)) {}
 
@@ -49,24 +50,24 @@ class RowGather final : public autograd::GradientParts {
   // The last contribution of a backward has arrived.
   void end_of_uses();
 
-  // In the step that is watched. All zeros: the uses are not of the kind that has two parts.
+  // The parameter's uses in the observed step. All zeros: they do not allow two parts.
   struct Uses {
     int64_t dense = 0, rows = 0;
-    size_t position = 0;  // in the order of the gradients, of the first part
+    size_t position = 0;  // of the first part, in the order of the gradients
   };
   Uses uses() const;
   // `capacity`: rows of each rank. `wire`: the dtype of the first part's buckets.
   void travel_in_parts(const Uses& uses, int64_t capacity, DType wire, int world_size);
 
-  // The first part has been taken in this step, so what arrives now is the second.
+  // True: the first part has been taken in this step, so later contributions belong to the second.
   bool first_part_taken() const { return first_part_taken_; }
   // Sets the gradient that could not travel as rows. Undefined: there is none.
   void set_rest(Tensor rest) { rest_ = std::move(rest); }
-  // Every rank sends, also one without rows.
+  // Sends the second part. A collective: a rank without rows calls it, too.
   void send(ProcessGroup& group, int64_t tag, const std::string& name);
-  // Before the memory of this step is used again.
+  // Waits for the rows of all ranks. Call it before the memory of this step is used again.
   void wait();
-  // Host memory: the rows of every rank, and of this step, have come.
+  // Host memory: returns whether the rows of every rank have come, and belong to this step.
   bool has_come(int64_t tag) const;
 
   // For the exchange at the end of a step.
@@ -91,10 +92,10 @@ class RowGather final : public autograd::GradientParts {
   size_t position_ = 0;
   bool first_part_taken_ = false;
   std::vector<Piece> pieces_;
-  int64_t taken_ = 0;  // rows in them
+  int64_t taken_ = 0;  // the number of rows in pieces_
   Tensor rest_;
   bool any_rank_has_rows_ = false, any_rank_has_rest_ = false;
-  int64_t most_rows_ = 0;  // of a rank
+  int64_t most_rows_ = 0;  // of one rank
   Work indices_work_, rows_work_;
   // From travel_in_parts() on.
   int64_t dense_uses_ = 0, capacity_ = 0, width_ = 0, header_ = 0;
@@ -104,7 +105,7 @@ class RowGather final : public autograd::GradientParts {
 };
 
 // Returns how many rows of each rank travel, by parameter; 0: the gradient has one part. The call is a collective.
-// `uses`: what each parameter's RowGather has seen; no uses for a parameter that must not travel in two parts.
+// `uses`: those that each parameter's RowGather has observed; zeros for a gradient that must not travel in two parts.
 std::vector<int64_t> agree_on_rows(ProcessGroup& group, const std::vector<RowGather::Uses>& uses,
                                    std::span<const Tensor> parameters);
 

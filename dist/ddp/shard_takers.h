@@ -14,7 +14,7 @@ namespace rondo::dist {
 class ShardTakers {
  public:
   void add(GradientShards& shards) { shards_.push_back(&shards); }
-  // `planned`: there is a plan, which may have buckets for `shards`: its place stays, and is empty.
+  // `planned`: true if there is a plan, which may have buckets for `shards`. Then its place stays, and is empty.
   void remove(GradientShards& shards, bool planned);
   // True if a place is empty: nobody takes the averages of its buckets.
   bool any_removed() const;

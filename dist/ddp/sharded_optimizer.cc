@@ -27,19 +27,19 @@ bool is_elementwise(const optim::ParamSlot& slot) {
                      [](const optim::StateSpec& s) { return s.layout == optim::Layout::kFull; });
 }
 
-// Elements of a parameter as a line, which shares its memory.
+// Returns elements of a parameter as a one-dimensional tensor that shares its memory.
 Tensor line_of(const Tensor& parameter, int64_t begin, int64_t numel) {
   return Tensor::over(parameter.storage(), parameter.storage_offset() + begin, {numel}, {1}, parameter.dtype());
 }
 
-// What the optimizer updates: a leaf in the parameter's memory, with a gradient of its own. The parameter's .grad is
-// that of this rank's next backward.
+// Returns the leaf that the optimizer updates: it shares the parameter's memory, but has its own .grad. The parameter's
+// .grad is for this rank's next backward.
 Tensor leaf_of(const Tensor& parameter, const ShardPiece& piece) {
   Tensor leaf = piece.is_cut ? piece.home.detach() : parameter.detach();
   return leaf.requires_grad_();
 }
 
-// What a step asks after the ShardedOptimizer is gone: the optimizer's slots are pieces for good.
+// The hooks of an optimizer whose ShardedOptimizer was destroyed: a step throws, because its slots are still pieces.
 class Gone final : public optim::ShardHooks {
  public:
   void before_step(bool) override { throw_gone(); }
@@ -102,11 +102,11 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   struct Taken {
     ShardedBucket bucket;
     size_t in_gather = 0;
-    std::vector<std::vector<size_t>> slots;  // of the optimizer, by slot of the bucket; this rank's pieces
-    std::vector<size_t> pieces;              // of the gather: by slot of the bucket, that of this rank
+    std::vector<std::vector<size_t>> slots;  // by slot of the bucket: the optimizer's slots, for this rank's pieces
+    std::vector<size_t> pieces;              // by slot of the bucket: this rank's piece in the gather
     bool has_gradients = false;              // the same on every rank
   };
-  // The optimizer as it is over its pieces, without these hooks.
+  // Calls fn while the optimizer has no shard hooks, so that its functions work on its slots as they are.
   template <class Fn> auto directly(Fn fn) const {
     kept_.shards = nullptr;
     const absl::Cleanup again = [this] { kept_.shards = const_cast<State*>(this); };
@@ -124,12 +124,12 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
 
   DistributedDataParallel& ddp_;
   optim::Optimizer& optimizer_;
-  optim::OptimizerState& kept_;  // by the optimizer
+  optim::OptimizerState& kept_;  // the optimizer's
   const std::shared_ptr<ProcessGroup> group_;
   std::vector<Tensor> parameters_, copies_;  // of the optimizer before it was cut
   std::vector<bool> needs_whole_;
-  bool has_masters_ = false;                                // some group would keep them
-  std::unordered_map<const TensorImpl*, size_t> position_;  // of those with a gradient
+  bool has_masters_ = false;                                // some group keeps master weights
+  std::unordered_map<const TensorImpl*, size_t> position_;  // in parameters_, of those that DDP averages
   std::vector<optim::ParamSlot> before_;                    // slots, until they are cut
   std::vector<ShardPiece> pieces_;                          // by slot; empty: not cut yet
   std::vector<Taken> taken_;
@@ -210,7 +210,7 @@ void ShardedOptimizer::State::begin(std::vector<ShardedBucket> buckets) {
   }
   cut_slots();
   for (Taken& taken : taken_) {
-    // One dtype: that of all its parameters, or the one that holds each of them.
+    // A bucket's parameters travel in one dtype: their own if they agree, otherwise f32, which holds each of them.
     DType dtype = taken.bucket.bucket.slots[0].parameter.dtype();
     for (const BucketSlot& slot : taken.bucket.bucket.slots)
       if (slot.parameter.dtype() != dtype) dtype = kF32;  // f64 parameters have buckets of their own
@@ -237,7 +237,7 @@ void ShardedOptimizer::State::cut_slots() {
   kept_.signatures.clear();
 }
 
-// A slot of the optimizer: parameter i, or this rank's part of the k-th slot of a bucket.
+// Adds a slot to the optimizer: parameter i, or this rank's part of the k-th slot of a bucket.
 size_t ShardedOptimizer::State::add_slot(size_t i, const Taken* taken, size_t k) {
   const Tensor& parameter = parameters_[i];
   optim::ParamSlot& slot = kept_.slots.emplace_back(before_[i]);
@@ -279,7 +279,7 @@ size_t ShardedOptimizer::State::add_slot(size_t i, const Taken* taken, size_t k)
   return pieces_.size() - 1;
 }
 
-// This rank's values of a slot, as a line.
+// Returns this rank's values of a slot, one-dimensional.
 Tensor ShardedOptimizer::State::source_of(size_t slot) const {
   const ShardPiece& piece = pieces_[slot];
   if (!piece.has_master) return piece.home;
@@ -300,7 +300,7 @@ void ShardedOptimizer::State::add_to_gather(Taken& taken, DType dtype) {
       list.push_back({i, slot.begin + span.begin, span.numel, span.rank, span.offset, source});
     }
   }
-  // The gradients' memory, unless they travel in fewer bits.
+  // Parameters travel in the gradients' memory, unless gradients have fewer bits.
   const int64_t row = taken.bucket.layout.row;
   const Tensor& sent = taken.bucket.sent;
   const bool fits = size_of(dtype) <= size_of(sent.dtype());
@@ -322,7 +322,7 @@ void ShardedOptimizer::State::before_send(size_t bucket) {
   for (const std::vector<size_t>& slots : taken.slots)
     for (const size_t slot : slots) {
       Tensor& param = kept_.slots[slot].param;
-      earlier_[slot] = param.grad().defined() ? param.grad().clone() : Tensor();  // it lies in the averages
+      earlier_[slot] = param.grad().defined() ? param.grad().clone() : Tensor();  // it is a view of the averages
       param.set_grad(Tensor());
     }
 }
@@ -366,7 +366,7 @@ std::vector<size_t> ShardedOptimizer::State::slots_of(const Tensor& parameter) c
   return slots;
 }
 
-// As the tape does it: what comes is added to a gradient that is there.
+// Adds the average to a gradient that exists already, as the tape does.
 void ShardedOptimizer::State::set_gradient(const Taken& taken, size_t slot, bool has_average) {
   const NoGrad off;
   const ShardPiece& piece = pieces_[slot];
@@ -387,7 +387,7 @@ void ShardedOptimizer::State::zero_grad(bool set_to_none) {
 
 // ---- Steps
 
-// The error of a bucket comes first: it says which collective failed.
+// The gather is first: its error says which collective failed.
 void ShardedOptimizer::State::wait() {
   gather_.wait();
   group_->check_usable(kSharded);
@@ -407,7 +407,7 @@ void ShardedOptimizer::State::before_step(bool allow_no_gradients) {
     if (pieces_[slot].bucket) follow(slot);
 }
 
-// The model may have other values than after the last step, or other memory: it was loaded.
+// Brings a slot up to date if the model was loaded since the last step, and has other values or other memory.
 void ShardedOptimizer::State::follow(size_t slot) {
   ShardPiece& piece = pieces_[slot];
   const Tensor& parameter = parameters_[piece.parameter];
@@ -442,7 +442,7 @@ void ShardedOptimizer::State::sum_over_ranks(const Tensor& sum) {
   group_->all_reduce(sum, ReduceOp::kSum, absl::StrCat("squared norm of step ", step_ + 1)).wait();
 }
 
-// The next forward uses the last buckets first.
+// Starts with the last bucket, because the next forward uses its parameters first.
 void ShardedOptimizer::State::after_step() {
   ++step_;
   for (size_t t = taken_.size(); t-- > 0;)
@@ -497,7 +497,7 @@ void ShardedOptimizer::State::load(const nn::StateDict& whole) {
   kept_.loaded_facts = optim::Step::facts_of_states(optimizer_.name(), whole);
 }
 
-// A state without master weights: the parameters are the weights.
+// If the loaded state has no master weights, they are set from the parameters.
 void ShardedOptimizer::State::load_masters(const nn::StateDict& cut) {
   const NoGrad off;
   for (size_t slot = 0; slot < pieces_.size(); ++slot) {
@@ -508,7 +508,7 @@ void ShardedOptimizer::State::load_masters(const nn::StateDict& cut) {
     if (given == cut.end() && kept_.slots[slot].state.exists()) optim::Step::say_no_masters(optimizer_);
     Tensor master = kept_.slots[slot].param.detach().view({piece.numel});
     master.copy_(values.contiguous().view({piece.numel}).to(master.device()));
-    piece.is_unsure = true;  // the model may be loaded later: follow()
+    piece.is_unsure = true;  // the model may be loaded later; follow() checks
   }
 }
 

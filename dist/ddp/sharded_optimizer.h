@@ -1,6 +1,6 @@
 // ShardedOptimizer: the states of an optimizer spread over the processes of a DistributedDataParallel (ZeRO-1:
 // Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, section 5.1). Each
-// rank keeps the states of its share of the elements, updates that share, and gets the others' from their ranks.
+// rank keeps the states of its share of the elements, updates that share, and receives the other ranks' shares.
 //
 //   dist::DistributedDataParallel ddp(model, group);
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4});
@@ -13,8 +13,8 @@
 //   }
 //   io::save_checkpoint(..., {.model = model.state_dict(), .optimizer = shards.state_dict()});   // on every rank
 //
-// `ddp` and `optimizer` must outlive this. Several optimizers of one model have a ShardedOptimizer each. After it is
-// gone, neither can be used for another step. Thread safety: the thread that trains.
+// `ddp` and `optimizer` must outlive this. Several optimizers of one model have a ShardedOptimizer each. When it is
+// destroyed, its `ddp` and `optimizer` cannot make another step. Thread safety: the thread that trains.
 //
 // More at the end of this file: Note [Beside a plain optimizer] (the differences), [How states are cut], [Numbers of a
 // sharded step].
@@ -33,28 +33,28 @@ namespace rondo::dist {
 
 class ShardedOptimizer {
  public:
-  // Throws Error after the first backward, if a parameter that requires a gradient is not one of `ddp`, if the
-  // optimizer has none of its parameters, or if somebody else uses its gradients (UpdateAtSeams, another
-  // ShardedOptimizer).
+  // Throws Error after the first backward; if a parameter of the optimizer requires a gradient and is not one of
+  // `ddp`; if the optimizer has no parameter of `ddp`; or if UpdateAtSeams or another ShardedOptimizer already uses
+  // the gradients of this optimizer's parameters.
   ShardedOptimizer(DistributedDataParallel& ddp, optim::Optimizer& optimizer);
   ~ShardedOptimizer();
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
-  // Every parameter that is read from now on has arrived. Host memory: returns when it is so. On a device: later work
-  // there comes after the arrival, and this thread does not wait. Throws DistError, and so do state_dict() and the
-  // optimizer's step(), every time once the group has failed; a parameter whose values did not come then cannot be read
-  // any more.
+  // Waits for the parameters under way. Host memory: returns when all have arrived. On a device: later work there comes
+  // after the arrival, and this thread does not wait. Once the group has failed, this, state_dict() and the optimizer's
+  // step() throw DistError every time, and a parameter whose values did not come can no longer be read.
   void wait();
 
-  // Collectives. The state of whole parameters, as Optimizer::state_dict() has it, on the CPU: it does not depend on
-  // world_size, and a plain optimizer loads it. On all ranks, or on one and empty on the others.
+  // A collective. Returns the state of whole parameters, as Optimizer::state_dict() does, on the CPU. It does not
+  // depend on world_size, and a plain optimizer can load it. `only_on`: all other ranks get an empty state.
   nn::StateDict state_dict(std::optional<int> only_on = std::nullopt);
-  // Copies of the averages, whole, in the order of the optimizer's parameters. Throws Error unless they are tracked.
+  // A collective. Returns copies of the whole averages, in the order of the optimizer's parameters. Throws Error
+  // unless the optimizer's track_average() was called.
   std::vector<Tensor> averages();
 
-  // A whole state, also of a plain optimizer, equal on every rank. Throws nn::StateDictError, before anything is
-  // changed. Not a collective.
+  // Loads the state of whole parameters, equal on every rank; it may be that of a plain optimizer. If it does not fit,
+  // throws nn::StateDictError before anything is changed. Not a collective.
   void load_state_dict(const nn::StateDict& state);
   // The copies that Optimizer::keep_copies() made before this: whole, updated in place when parameters arrive.
   std::vector<Tensor> copies() const;
@@ -76,7 +76,7 @@ class ShardedOptimizer {
 //   forward waits for each block when it comes to it (parameter_gather.h, Note [Values under way]). Call wait() before
 //   another thread reads the model, or if you read through views that are older than the step.
 // - The optimizer's state_dict(), load_state_dict(), averages(), copies(), keep_copies() and add_param_group() throw
-//   Error. The first three of them are here.
+//   Error. ShardedOptimizer has the first four itself.
 // - optim::Trainer is told of the shards: TrainerReplicasOptions::shards.
 // - UpdateAtSeams(ddp, optimizer) is made after this. A rank updates its pieces of a bucket when their averages are
 //   there; the parameters leave in UpdateAtSeams::finish().
@@ -86,11 +86,11 @@ class ShardedOptimizer {
 //
 // Note [How states are cut]. An optimizer that changes each element by itself (Adam, AdamW, SGD, Lion, RMSprop,
 // Adagrad, with states in full or in bf16) is cut anywhere: a rank keeps 1/world_size of its states. One that needs
-// whole parameters (Muon, Adafactor, LAMB, and states of 8 bits) is divided by parameters, so large parameters decide
-// how evenly. The optimizer itself says which it is (UpdatePlan).
+// whole parameters (Muon, Adafactor, LAMB, and states of 8 bits) is divided by parameters, so large parameters may make
+// the shares uneven. The optimizer's UpdatePlan says which kind it is.
 //
-// Note [Numbers of a sharded step]. They are those of the optimizer without shards if the gradients are: two ranks give
-// the same bits. With more ranks, reduce_scatter adds in another order than all_reduce does. A norm is added up in
-// another order, too: its last bits may differ. All ranks have the same norm, and skip the same steps. A rank keeps the
-// f32 weights of its share of 16-bit parameters (optim/optimizer.h, Note [Master weights]), and uses the gradients'
-// averages as they are, in f32.
+// Note [Numbers of a sharded step]. From equal gradients, the update has the same bits as without shards. With two
+// ranks the gradients are equal. With more ranks, reduce_scatter adds in another order than all_reduce does. A norm is
+// also summed in another order, so its last bits may differ. All ranks have the same norm, and skip the same steps. A
+// rank keeps the f32 weights of its share of 16-bit parameters (optim/optimizer.h, Note [Master weights]), and uses the
+// averages of the gradients in f32, unrounded.

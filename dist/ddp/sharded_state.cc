@@ -27,7 +27,7 @@ void visit(const nn::StateDict& state, size_t slot,
     fn(std::string_view(at->first).substr(prefix.size()), at->second);
 }
 
-// One array of a piece, as a rank sends it. The bytes of all lie one after the other.
+// Describes an array of a piece that a rank sends. The bytes of all its arrays are sent one after the other.
 struct Entry {
   size_t parameter;
   bool is_cut;  // elements of the parameter, from `begin` on; false: the whole array
@@ -55,7 +55,7 @@ Entry entry_of(std::string_view line) {
   return e;
 }
 
-// Puts what a rank has sent where it belongs.
+// Copies the arrays that a rank has sent to their places in `out`.
 void place(const std::string& text, const std::byte* data, const std::vector<Tensor>& parameters, nn::StateDict& out) {
   for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const Entry e = entry_of({line.data(), line.size()});
@@ -130,7 +130,7 @@ nn::StateDict gather_state(ProcessGroup& group, const std::vector<Tensor>& param
 
 namespace {
 
-// Whether the entries of a parameter are those of its states, and cut ones have its shape.
+// Reports the entries of a parameter that are missing, unexpected, or (if it is cut) not of its shape.
 void check_entries(size_t i, const Tensor& parameter, bool is_cut, const optim::UpdatePlan& plan,
                    const nn::StateDict& whole, nn::StateDictReport& report) {
   std::set<std::string, std::less<>> names = {"step"};

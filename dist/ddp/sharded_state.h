@@ -1,4 +1,4 @@
-// The state of a sharded optimizer as that of whole parameters, and back.
+// Converts the state of a sharded optimizer to that of whole parameters, and back.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,28 @@
 
 namespace rondo::dist {
 
-// What one slot of the optimizer is on this rank.
+// What one slot of the sharded optimizer holds on this rank.
 struct ShardPiece {
-  size_t parameter = 0;          // of the optimizer before it was sharded
-  std::optional<size_t> bucket;  // of this optimizer; none: a frozen parameter, whole on every rank
+  size_t parameter = 0;          // index among the optimizer's parameters before it was sharded
+  std::optional<size_t> bucket;  // index among this optimizer's buckets; none: a frozen parameter, whole on every rank
   size_t slot_in_bucket = 0;
   int64_t begin = 0, numel = 0;  // elements of the parameter
-  int64_t offset = 0;            // of them, in this rank's row
-  bool is_cut = false;           // a line of elements; false: the whole parameter, or nothing
+  int64_t offset = 0;            // of these elements, in this rank's row
+  bool is_cut = false;           // the slot is one-dimensional; false: the whole parameter, or nothing
   bool is_mine = true;           // false: a whole parameter of another rank, or no element
   bool has_master = false;       // the slot's parameter is this rank's f32 weights
-  Tensor home;                   // a line: these elements of the parameter itself
-  bool is_unsure = true;         // with master weights: they may not be what the parameter was rounded from
+  Tensor home;                   // these elements in the parameter's own memory, one-dimensional
+  bool is_unsure = true;         // with master weights: the parameter may not be their rounded value
 };
 
-// A collective. `local`: state_dict() of the optimizer over its pieces, with "state.<i>.master" for master weights.
-// `wanted` chooses among the names after "state.<i>."; groups' options are always there.
+// A collective. Returns the state of whole parameters. `local`: state_dict() of the optimizer over its pieces, with
+// "state.<i>.master" for master weights. `wanted` selects names after "state.<i>.". Groups' options always remain.
 nn::StateDict gather_state(ProcessGroup& group, const std::vector<Tensor>& parameters,
                            const std::vector<ShardPiece>& pieces, const nn::StateDict& local,
                            std::optional<int> only_on, absl::FunctionRef<bool(std::string_view name)> wanted);
 
-// What of the state of whole parameters belongs to the pieces, under their slots' names. Throws StateDictError, whose
-// message begins with `what`, for names and shapes that do not fit the parameters.
+// Returns the part of `whole`, the state of whole parameters, that belongs to the pieces, under the names of their
+// slots. Throws StateDictError, whose message begins with `what`, for names and shapes that do not fit the parameters.
 nn::StateDict cut_state(const char* what, const std::vector<Tensor>& parameters, const std::vector<ShardPiece>& pieces,
                         const std::vector<optim::ParamSlot>& slots, const nn::StateDict& whole);
 

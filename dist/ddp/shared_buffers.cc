@@ -30,7 +30,7 @@ void SharedBuffers::share(ProcessGroup& group, int64_t step) const {
     std::vector<Tensor> flat;
     for (const Tensor& buffer : buffers) flat.push_back(buffer.reshape({-1}));
     const Tensor all = ops::cat(flat, 0);
-    // The mean of counts is no count.
+    // Integers are counts, which are not averaged.
     const bool is_average = how_ == BufferSync::kAverage && is_floating(dtype);
     const std::string name = absl::StrCat("buffers (", std::string(name_of(dtype)), ") of step ", step);
     Work work = is_average ? group.all_reduce(all, ReduceOp::kAverage, name) : group.broadcast(all, 0, name);

@@ -1,5 +1,5 @@
-// StepState: what the parts of DistributedDataParallel work on: the gradients, how far each has come in this step, and
-// what is wrong with the step.
+// StepState: data that the parts of DistributedDataParallel share. It holds the gradients, how far each has come in
+// this step, and what is wrong with the step.
 //
 // A gradient has arrived when backward has made it final. It is sent when its first piece leaves, and delivered when
 // its parameter has the average. A gradient that travels in two parts (Note [Two parts] in row_gather.h) arrives with
@@ -21,7 +21,7 @@
 namespace rondo::dist {
 
 inline constexpr const char* kDdp = "DistributedDataParallel";  // in messages
-inline constexpr int64_t kMaxErrorBytes = 512;                  // of the text in which a rank says what is wrong
+inline constexpr int64_t kMaxErrorBytes = 512;                  // of a rank's error message
 
 struct StepGradient {
   void start_over();

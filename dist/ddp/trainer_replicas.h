@@ -24,8 +24,8 @@ namespace rondo::dist {
 struct TrainerReplicasOptions {
   // After every step: MismatchError unless all processes have the same parameters, bit for bit. Reads all parameters.
   bool check_parameters = false;
-  // Layers of the model call collectives, so a process without a batch runs an empty one in its place (replicas.h). Of
-  // synchronised BatchNorms this is known; set it for layers of your own that do.
+  // Layers of the model call collectives, so a process without a batch runs an empty one in its place (replicas.h).
+  // Synchronised BatchNorms are detected; set this for layers of your own that call collectives.
   bool layers_wait = false;
   // The Trainer's optimizer, if its states are in shards. Checkpoints hold the states of whole parameters.
   ShardedOptimizer* shards = nullptr;

@@ -50,7 +50,7 @@ Absent& absent() {
   return *absent;
 }
 
-// Nobody looks into streams, events and the like, so any address that is not null will do.
+// Streams, events and other handles are never dereferenced, so any address that is not null serves.
 template <class Handle> Handle handle() {
   static char any = 0;
   return reinterpret_cast<Handle>(&any);
@@ -186,7 +186,7 @@ constexpr Driver kDriver = {
     .copy_on_device = [](DevicePtr to, DevicePtr from, size_t bytes,
                          StreamPtr) { return std::memcpy(pointer(to), pointer(from), bytes), Result::kSuccess; },
     .copy_peer = [](DevicePtr, Context, DevicePtr, Context, size_t, StreamPtr) { return Result::kInvalidDevice; },
-    // Large fills would give memory to what nobody reads.
+    // Skips large fills: they would make the system provide memory that is never read.
     .fill_bytes =
         [](DevicePtr to, unsigned char byte, size_t bytes, StreamPtr) {
           if (bytes <= kHostPage) std::memset(pointer(to), byte, bytes);
@@ -202,7 +202,7 @@ constexpr Driver kDriver = {
     .event_record = [](EventPtr, StreamPtr) { return Result::kSuccess; },
     .event_query = [](EventPtr) { return Result::kSuccess; },
     .event_synchronize = [](EventPtr) { return Result::kSuccess; },
-    // Any time but none: who measures would measure for ever.
+    // The time must not be 0, because measuring code would then repeat for ever.
     .event_elapsed = [](float* ms, EventPtr, EventPtr) { return *ms = 1, Result::kSuccess; },
     .module_load = &load,
     .module_unload = &unload,
@@ -244,7 +244,7 @@ constexpr CublasLt kCublasLt = {
         },
 };
 
-// cuDNN itself, which makes plans without a device; what needs one does nothing.
+// Returns the real cuDNN, which makes plans without a device. Functions that need a device do nothing.
 const Cudnn* library_for_plans() {
   const Cudnn* const found = find_cudnn(nullptr);
   if (found == nullptr) return nullptr;

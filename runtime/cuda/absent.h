@@ -1,15 +1,16 @@
-// A CUDA device that is not here, for compiling ahead: a program runs on it as on any device, so that everything that
-// it needs is compiled by NVRTC, and nothing computes.
+// AbsentDevice: stands in for a CUDA device that this machine lacks, to compile ahead of time. A program runs on it as
+// on any device, so NVRTC compiles everything that the program needs, but nothing is computed.
 //
 //   AbsentDevice gpu(90);               // cuda:0 is of sm_90 until `gpu` is destroyed
 //   model.to(gpu.device());
 //   model.loss(x, y).backward();        // compiles; the loss is a number without a meaning
 //
-// Copies to the device and back do happen, so what a program puts there it gets back unchanged. Kernels, products and
-// fills of more than a page do not: results are zeros, or whatever the memory held. Memory that nobody writes costs
-// nothing (address space only), so a model may be larger than this machine. Work is done when a call returns.
+// Copies to the device and back are made, so a program reads back what it has copied there. Kernels, products and fills
+// of more than a page are not run: results are zeros, or the old contents of the memory. Memory that is never written
+// takes only address space, so a model may be larger than this machine's memory. All calls are synchronous.
 //
-// One at a time; no other thread may use CUDA while it lives. Tensors of the device may only be destroyed after it.
+// Only one may exist at a time, and no other thread may use CUDA while it lives. After it was destroyed, the device's
+// tensors may only be destroyed, not used.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ class AbsentDevice {
   Device device() const { return {Backend::kCUDA, 0}; }
 };
 
-// True while there is one.
+// True while an AbsentDevice exists.
 bool is_absent();
 
 }  // namespace rondo::cuda

@@ -16,9 +16,9 @@
 namespace rondo::cuda {
 namespace {
 
-// Blocks up to here come from segments of kSmallSegment, so that they do not break up the large ones.
+// Blocks up to kSmall come from segments of kSmallSegment, so that they do not break up the large segments.
 constexpr size_t kSmall = size_t{1} << 20, kSmallSegment = size_t{2} << 20;
-// Larger ones below kOwnSegment share segments of kSharedSegment; others have one of their own, in steps of kPage.
+// Larger blocks below kOwnSegment share segments of kSharedSegment; others have their own segment, in steps of kPage.
 constexpr size_t kOwnSegment = size_t{10} << 20, kSharedSegment = size_t{20} << 20, kPage = size_t{2} << 20;
 
 size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
@@ -37,7 +37,7 @@ size_t Allocator::block_bytes(size_t bytes) {
   return round_up(bytes, std::bit_floor(bytes - 1) / 8);
 }
 
-// Sizes up to 8 steps have a class each, larger ones eight for each power of two.
+// Sizes up to 8 steps have a class each; larger sizes have eight classes for each power of two.
 size_t Allocator::class_of(size_t size) {
   if (size <= 8 * kStep) return size / kStep - 1;
   const size_t below = std::bit_floor(size - 1);
@@ -105,7 +105,7 @@ void Allocator::deallocate(void* data, size_t bytes) noexcept {
   const auto address = reinterpret_cast<DevicePtr>(data);
   const auto size = static_cast<int64_t>(block_bytes(bytes));
   const auto found = used_.find(address);
-  if (found == used_.end()) return;  // of a device that was closed since
+  if (found == used_.end()) return;  // its device was closed since
   Block* block = found->second;
   in_use_ -= size;
   if (!caching_) {
@@ -119,7 +119,7 @@ void Allocator::deallocate(void* data, size_t bytes) noexcept {
     }
     return;
   }
-  // A block that waits cannot be given back to the driver as it is.
+  // Blocks wait only without a cache limit, because a waiting block cannot be given back to the driver.
   if (block->segment->small && cache_limit_ == std::numeric_limits<int64_t>::max()) [[likely]] {
     Waiting& waiting = waiting_[class_of(block->bytes)];
     if (waiting.n < Waiting::kMost) [[likely]] {
@@ -166,13 +166,13 @@ Allocator::FreeBlocks::node_type Allocator::place_of(Block* block) {
   return list.extract(list.begin());
 }
 
-// Cuts off what is too much, unless it is a small rest of a large block, which would serve nobody.
+// Cuts off the rest of a free block, unless it is a small rest of a large block, which would be of no use.
 void* Allocator::take(size_t size) {
   FreeBlocks& free = free_[size <= kSmall];
   const auto found = free.lower_bound({{size, 0}, nullptr});
   if (found == free.end()) return nullptr;
   Block* const block = found->second;
-  // What needs host memory comes first. Where there is none, nothing has changed.
+  // Allocates host memory first, so that nothing has changed if there is none.
   std::unique_ptr<Block> rest;
   FreeBlocks::node_type place_of_rest;
   if (block->bytes - size >= (block->segment->small ? kStep : kSmall)) {
@@ -201,7 +201,7 @@ bool Allocator::add_segment(size_t size) {
 
 bool Allocator::add_segment_of(size_t bytes, bool small) {
   if (limit_ != 0 && reserved_ + static_cast<int64_t>(bytes) > limit_) return false;
-  // Without host memory for these, the driver's would be lost.
+  // Allocated before the driver's memory, which would be lost if there were no host memory for these.
   std::list<Segment> made{{0, bytes, small, nullptr, {}}};
   Segment& segment = made.front();
   std::unique_ptr<Block> block(new Block{&segment, 0, bytes, true, nullptr, nullptr, {}});

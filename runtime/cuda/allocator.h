@@ -1,7 +1,8 @@
 // The caching allocator of one device (backend.h, Note [Stream order]). It takes segments from the driver, cuts blocks
-// from them, and joins neighbours again when they are freed. A freed block serves the next request at once, because all
-// that its last owner enqueued stands before what its next owner enqueues. Small blocks wait whole for a request of
-// their size, and are joined when nothing else is left. Only giving a segment back to the driver waits for the device.
+// from them, and joins neighbours again when they are freed. A freed block serves the next request at once, because the
+// work of its last owner was enqueued before the work of its next owner. Freed small blocks first wait, without being
+// joined, for a request of their size. They are joined when no other memory is left. Only giving a segment back to the
+// driver waits for the device.
 //
 // RONDO_CUDA_CACHE=0: every block is an allocation of its own, in the order of the compute stream. Slower, but
 // compute-sanitizer then sees the lifetime and the bounds of every block.
@@ -36,7 +37,7 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  // The memory that a block of so many bytes takes: steps of an eighth of a power of two, at least kStep.
+  // The memory that a block of `bytes` takes: rounded up in steps of an eighth of a power of two, at least kStep.
   static size_t block_bytes(size_t bytes);
   void* allocate(size_t bytes);  // throws OutOfMemoryError
   void deallocate(void* data, size_t bytes) noexcept;
@@ -81,7 +82,7 @@ class Allocator {
   bool add_segment(size_t size);  // from the driver; false: there is no memory, or the limit is reached
   bool add_segment_of(size_t bytes, bool small);
   void* take_uncached(size_t size);          // null: there is no memory
-  void release_free_segments(int64_t most);  // until at most so many bytes are cached. Waits for the device
+  void release_free_segments(int64_t most);  // until at most `most` bytes are cached. Waits for the device
   OutOfMemoryError describe_exhausted(const std::string& request) const;  // REQUIRES: mutex_ is held
   int64_t cached() const { return reserved_ - in_use_; }
 
@@ -91,7 +92,7 @@ class Allocator {
   std::list<Segment> segments_;
   HashMap<DevicePtr, Block*> used_;
   FreeBlocks free_[2];  // [small]
-  // Freed blocks that nothing was done with yet, by the class of their size; they are in used_.
+  // Freed blocks that were not joined yet, by the class of their size. They are still in used_.
   static constexpr size_t kClasses = 80;
   struct Waiting {
     static constexpr size_t kMost = 64;

@@ -39,8 +39,8 @@ struct PlaceArgument {
 )
 // clang-format on
 
-// A block for each row of scores. Scores are dense [B, H, rows, cols]; what the kernels write may be what they read:
-// each thread reads an element before it overwrites it.
+// A block for each row of scores. Scores are dense [B, H, rows, cols]. The kernels may write into the arrays that they
+// read: each thread reads an element before it overwrites it.
 constexpr const char* kAttentionText = R"cuda(
 using C = typename RondoCompute<T>::Type;
 
@@ -220,7 +220,7 @@ Matrices of(const void* data, const HeadsStrides& s, int64_t first_row = 0, DTyp
 }
 Matrices transposed(const Matrices& m) { return {m.data, m.head, m.column, m.row}; }
 
-// Strides by which all heads of all batches are one row of matrices: batch == head * heads, if any are.
+// Returns equivalent strides with batch == head * heads, if there are any: then all matrices are evenly spaced.
 HeadsStrides normal(HeadsStrides s, int64_t batch, int64_t heads) {
   if (heads == 1) s.head = s.batch;
   if (batch == 1) s.batch = s.head * heads;
@@ -312,7 +312,7 @@ class Chunks {
   // An operand of products, [B, heads, rows, D]: where it is, or a dense copy.
   class Lines {
    public:
-    // `masked`: these are keys or values, and rows that the mask lets nobody read may hold anything.
+    // `masked`: these are keys or values; rows that the mask forbids to all queries may hold anything.
     Lines(const Chunks& chunks, const void* data, const HeadsStrides& strides, int64_t heads, int64_t rows, bool masked)
         : data_(data), dtype_(chunks.call_.dtype), strides_(normal(strides, chunks.call_.batch, heads)) {
       const AttentionCall& call = chunks.call_;
@@ -348,7 +348,7 @@ class Chunks {
            (call_.mask == AttentionMask::kAllowed && (call_.queries == 1 || call_.mask_strides[2] == 0));
   }
 
-  // A result of products, [B, heads, rows, D]: where it shall be, or dense and in the compute type until store().
+  // A result of products, [B, heads, rows, D]: in its final place, or dense and in the compute type until store().
   class Result {
    public:
     // `sums`: several products are added.
@@ -429,7 +429,7 @@ class Chunks {
   const AttentionCall& call_;
   const AttentionOperands& operands_;
   const Multiplier multiply_;
-  const bool narrow_;  // elements are of fewer bits than sums
+  const bool narrow_;  // elements have fewer bits than sums
   const DropoutArgument dropout_;
 };
 

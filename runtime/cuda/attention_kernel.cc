@@ -1,4 +1,5 @@
-// The kernels of attention and its gradient: what the tensors of a call are to attention.h.
+// Launches the kernels of attention and of its gradient: translates the tensors of a call into the arguments that
+// attention.h expects.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/attention.h"
 #include "rondo/runtime/cuda/kernels.h"
@@ -8,7 +9,7 @@
 namespace rondo::cuda {
 namespace {
 
-// Products want dense columns, and rows that do not overlap.
+// Returns `t`, or a copy that products can read: with dense columns, and rows that do not overlap.
 Tensor readable(const Tensor& t) {
   const Dims &sizes = t.sizes(), &strides = t.strides();
   const bool columns = strides[3] == 1 || sizes[3] == 1, rows = strides[2] >= sizes[3] || sizes[2] == 1;

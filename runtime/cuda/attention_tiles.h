@@ -1,10 +1,10 @@
-// Text that both directions of fused attention share (fused_attention.cc): the product of a warp, tiles in shared
-// memory, and a call's columns, keys and dropped weights.
+// Source text that both directions of fused attention share (fused_attention.cc): the product of a warp, tiles in
+// shared memory, and a call's columns, keys and dropped weights.
 #pragma once
 
 namespace rondo::cuda {
 
-// The tensor cores' product. Its other half says the same without them, for machines that have none.
+// A product on tensor cores. mma_by_shuffles() computes the same where there are none: in tests on the host.
 inline constexpr const char* kWarpProduct = R"cuda(
 template <class E> RONDO_DEVICE float element_of(unsigned long long pairs, int which) {
   E element;
@@ -50,7 +50,7 @@ RONDO_MMA(rondo_bf16, "bf16")
 RONDO_MMA(rondo_f16, "f16")
 )cuda";
 
-// Needs CallArgument and TileHeadsArgument in front of it.
+// In a source, CallArgument and TileHeadsArgument must come before it.
 inline constexpr const char* kAttentionTiles = R"cuda(
 using C = typename RondoCompute<T>::Type;
 constexpr int kVector = 16 / sizeof(T);       // elements of an access of 16 bytes

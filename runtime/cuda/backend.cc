@@ -46,7 +46,7 @@ class StagingScope {
   Staging::Buffer buffer_;
 };
 
-// Each piece of `bytes` that goes through one staging buffer, as (offset, size).
+// Calls f(offset, size) for each piece of `bytes` that goes through one staging buffer.
 template <class F> void for_each_piece(size_t bytes, F f) {
   for (size_t at = 0; at < bytes; at += Staging::kMostBytes) f(at, std::min(bytes - at, Staging::kMostBytes));
 }
@@ -105,7 +105,7 @@ void copy(int device, void* to, const void* from, size_t bytes) {
     state.enqueued("a copy on the device", state.compute());
   };
   if (target + bytes <= source || source + bytes <= target) return run(target, source);
-  // The driver's copy is undefined for ranges that overlap.
+  // Copies through other memory, because the driver's copy is undefined for ranges that overlap.
   const Storage between = Storage::allocate(bytes, {Backend::kCUDA, static_cast<int8_t>(device)});
   run(address(between.data()), source);
   run(target, address(between.data()));
@@ -130,7 +130,7 @@ void copy_staged(int device, Stream stream, void* to, const void* staging, size_
 void copy_peer(int to_device, void* to, int from_device, const void* from, size_t bytes) {
   if (bytes == 0) return;
   DeviceState &target = device_state(to_device), &source = device_state(from_device);
-  // The target's memory may still be in use by its earlier work; the source's memory may be used again by its later.
+  // Earlier work of the target may still use the target's memory. Later work of the source may reuse the source's.
   DeviceState::join(source, source.compute(), target, target.compute());
   if (source.can_access(target)) {
     const ContextScope scope(source);

@@ -1,5 +1,5 @@
-// CUDA's entry in the table of backends. It is opened when a CUDA device is first asked for; a program that never asks
-// loads no library.
+// CUDA's entry in the table of backends. The first request for a CUDA device opens it. A program without such a request
+// loads no library of CUDA.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace rondo::cuda {
 // Opens the driver and installs the backend. Null: there is no CUDA device, and `*why_not` is the reason in one line.
 const BackendTable* open(std::string* why_not);
 
-// Waits for all devices, gives everything back and takes the backend away; the next use opens it again. Tensors, events
-// and modules of CUDA devices that are left may only be destroyed, and before the next use.
+// Waits for all devices, gives everything back and removes the backend; the next use opens it again. Before that,
+// remaining tensors, events and modules of CUDA devices must be destroyed; nothing else may be done with them.
 void close();
 
 }  // namespace rondo::cuda

@@ -13,9 +13,9 @@ struct IndexCheck {
   uint32_t call;
 };
 
-// For one call, whose indices must lie in [0, size). `at_position`: the message tells the position.
+// Makes the argument for one call, whose indices must lie in [0, size). `at_position`: the message names the position.
 IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_position = false);
-// The same in the name of another op, a constant.
+// The same in the name of another op. `op` must be a string constant.
 IndexCheck check_indices_of(const char* op, const KernelContext& context, int64_t size, bool at_position);
 
 IndexCheck check_indices_at(int device, const char* op, std::source_location where, int64_t size, bool at_position);

@@ -1,5 +1,5 @@
-// A CUDA device's primary context, on which all that a DeviceState has stands: its three streams, its status block,
-// callbacks of the host, and what is known when it fails.
+// DeviceContext: a CUDA device's primary context, with its three streams, its status block, callbacks of the host, and
+// the record of its failure. The base of DeviceState.
 //
 // Thread safety: all functions may be called from any thread. The context is made current for the length of a call
 // (ContextScope), so a host program may use CUDA in its own way beside Rondo.
@@ -56,7 +56,7 @@ class DeviceContext {
       throw_lost();
   }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
-  // Nothing of the driver may be called any more: this is a child process made by fork().
+  // Call in a child process made by fork(). From then on, no function of the driver may be called.
   void abandon() noexcept;
 
   // After work was enqueued: remembers its name for the message of a later error, and with RONDO_CUDA_SYNC=1 waits for
@@ -78,7 +78,7 @@ class DeviceContext {
   // the read was enqueued.
   void throw_if_failed(const DeviceStatus& seen, uint32_t passed);
 
-  // ---- Callbacks of the host (BackendTable::enqueue). The device owns them: a lost one never runs its last ones.
+  // ---- Callbacks of the host (BackendTable::enqueue). The device owns them: if it is lost, some of them never run.
   struct Callback {
     DeviceContext& device;
     absl::AnyInvocable<void()> work;
@@ -86,8 +86,8 @@ class DeviceContext {
   };
   Callback& add_callback(absl::AnyInvocable<void()> work);
   void remove_callback(Callback& callback) noexcept;  // it will not run
-  // It has run. `error`, if not null, is kept for the next wait. The callback itself is destroyed by drop_finished(),
-  // on a thread that may call the driver: what it holds may be memory.
+  // Call when a callback has run. `error`, if not null, is kept for the next wait. drop_finished() destroys the
+  // callback on a thread that may call the driver, because the callback may hold memory of the device.
   void finish(Callback& callback, std::exception_ptr error) noexcept;
   void drop_finished() noexcept;
 

@@ -1,7 +1,8 @@
-// Kernels of conv2d and its gradients on CUDA: plans of cuDNN (dnn_plan.h), and the op's parts for what has none.
+// Kernels of conv2d and its gradients on CUDA: plans of cuDNN (dnn_plan.h), or the op's parts if there is no plan.
 //
-// Note [Kept convolutions]. The most recent 256 are kept, over all threads and devices, by their numbers: making a plan
-//   takes up to seconds. One that no engine serves is kept, too, so that it is asked for and counted once.
+// Note [Kept convolutions]. The plans of the most recent 256 convolutions are kept, over all threads and devices, by
+//   their parameters, because making a plan takes up to seconds. A convolution that no engine serves is kept, too, so
+//   that cuDNN is asked once, and the convolution is counted once.
 #include <memory>
 
 #include "absl/container/inlined_vector.h"
@@ -48,11 +49,11 @@ struct ConvolutionTensors {
   Tensor& result() { return computes == Computes::kOutput ? output : computes == Computes::kInput ? input : weight; }
 };
 
-// Dense, too: a gradient that is part of a larger tensor has gaps.
+// True if `t` is channels last and dense. (A gradient that is part of a larger tensor has gaps.)
 bool is_last(const Tensor& t) {
   return t.rank() == 4 && is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
 }
-// All that plans are made for: dense, in one of the two layouts, at an address that 16 divides.
+// True if plans can read `t`: it is dense, in one of the two layouts, at an address that is a multiple of 16.
 bool is_readable(const Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.impl()->data()) % 16 == 0 && (t.is_contiguous() || is_last(t));
 }

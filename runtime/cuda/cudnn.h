@@ -2,8 +2,8 @@
 // Only its backend (graph) API is used: descriptors of every kind behind five functions. The declarations are those of
 // cuDNN 9; tests/cuda/headers_test.cc compares them with its headers.
 //
-// Note [Which cuDNN]. Plans are made from a description of a device, which cuDNN takes since 9.8 and reads back from
-// text since 9.11. An older one counts as none.
+// Note [Which cuDNN]. Plans are made from a description of a device. cuDNN takes such a description since 9.8, and
+// reads it back from text since 9.11. An older cuDNN is treated as missing.
 //
 // Thread safety: all functions here may be called from any thread.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace rondo::cuda {
 
-// A thousand is a category; the rest says more about it.
+// The thousands of a status are its category; the rest gives details.
 enum class DnnStatus : int {
   kSuccess = 0,
   kNotInitialized = 1001,
@@ -127,7 +127,7 @@ enum class DnnAttribute : int {
   kDeviceText = 2702,
 };
 
-// What the values of an attribute are.
+// The type of an attribute's values.
 enum class DnnValue : int {
   kData = 1,
   kBool = 2,
@@ -199,7 +199,7 @@ struct Cudnn {
 
 // Null: there is none, or it is too old, and `*why_not` says so and what to install. The answer is kept.
 const Cudnn* find_cudnn(std::string* why_not);
-// The same, or DeviceError with the reason.
+// The same. Throws DeviceError with the reason if there is none.
 const Cudnn& require_cudnn();
 // "9.19.0"
 std::string version_of(const Cudnn& library);

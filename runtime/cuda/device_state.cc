@@ -166,8 +166,8 @@ bool DeviceState::can_access(DeviceState& other) {
   if (can != 0) {
     const ContextScope scope(*this);
     const Result result = driver().context_enable_peer(other.context(), 0);
-    // Somebody else in this process may have enabled it. A refusal (too many peers, a virtual machine) means copies
-    // through host memory.
+    // Other code in this process may have enabled it already. If the driver refuses (too many peers, a virtual
+    // machine), copies go through host memory.
     can = result == Result::kSuccess || result == Result::kPeerAccessAlreadyEnabled;
   }
   const std::lock_guard lock(mutex_);

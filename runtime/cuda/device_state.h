@@ -45,7 +45,7 @@ class DeviceState final : public DeviceContext {
   // at a time. Throws DeviceError or OutOfMemoryError if it cannot be made.
   DnnStatus execute_dnn(const Cudnn& library, DnnDescriptor plan, DnnDescriptor pack);
 
-  // ---- Modules. What is loaded when the device is closed is unloaded with it.
+  // ---- Modules. Those that are still loaded when the device is closed are unloaded then.
   void keep_module(ModulePtr module);
   void unload_module(ModulePtr module) noexcept;
 
@@ -76,12 +76,12 @@ DeviceState& device_state(int index);
 // The compute capability of a device: 90 is 9.0. Asks the driver, and makes no context: a process that only compares
 // devices takes memory on none of them. Throws as device_state().
 int capability_of(int index);
-// "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0, cuBLASLt 130100": what times depend on.
-// Throws as device_state().
+// The facts that times depend on: "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0, cuBLASLt
+// 130100". Throws as device_state().
 std::string machine_of(int index);
 // Asks the driver, and makes no context. Throws as device_state().
 DevicePlace place_of(int index);
-// Null if it was never used, is lost, or may not be used any more.
+// Null if the device was never used, is lost, or may not be used any more.
 DeviceState* device_state_if_usable(int index) noexcept;
 // True if a device has a context of this process's.
 bool devices_in_use() noexcept;

@@ -8,7 +8,7 @@
 namespace rondo::cuda {
 namespace {
 
-// What both directions have: the operands, and the scores behind the masks.
+// The part of the graph that both directions share: the operands, and the masked scores.
 class DnnScores {
  public:
   explicit DnnScores(const DnnAttention& a) : a_(a), type_(dnn_type(a.call.dtype)) {}
@@ -56,7 +56,7 @@ class DnnScores {
                     allowed);
     return selected;
   }
-  // A new value made of two, of x's sizes.
+  // A new value of x's sizes, made of x and b.
   int binary(DnnPointwise function, int x, int b) {
     const int y = graph.between(graph.tensors[static_cast<size_t>(x)].sizes);
     graph.pointwise(function, y, x, b);

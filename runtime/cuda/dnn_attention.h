@@ -1,14 +1,14 @@
 // Attention as a graph of cuDNN: the products, masks and softmax that its fused engines know. The forms are those of
 // cuDNN's documentation ("Attention", the graphs of its flash attention).
 //
-// Note [What cuDNN serves]. bf16 and f16 without dropout, whose numbers are not ours, and of at least 16 queries: a
-//   plan takes a second to make, and when a model generates, every token has another number of keys. A mask of bool or
-//   of first keys becomes a bias in f32, made by a kernel. There, -1e30 stands for a key that is not allowed: with
-//   -inf, a row without a key is NaN. Such rows are told by their logsumexp and are set behind the plan. A mask
-//   with ends of keys is left to our own kernels, and so is an added mask: it may lower a whole row, and a plan has
-//   nothing but the logsumexp (Note [Large logsumexp]).
-// Note [The choice of cuDNN]. Our own kernels run unless a program asks for cuDNN's: nobody has compared them on a
-//   device. `use_cudnn_attention(true)`, or RONDO_CUDA_ATTENTION=cudnn.
+// Note [What cuDNN serves]. Calls in bf16 or f16, without dropout (cuDNN draws other random numbers), with at least 16
+//   queries. (A plan takes a second to make, and when a model generates, every token has another number of keys.) A
+//   mask of bool or of first keys becomes a bias in f32, made by a kernel. There, -1e30 stands for a key that is not
+//   allowed, because with -inf a row without a key would be NaN. Rows without a key are recognised by their logsumexp,
+//   and set after the plan has run. Masks with ends of keys are left to our own kernels. So are added masks: they may
+//   lower a whole row, and a plan has only the logsumexp (Note [Large logsumexp]).
+// Note [The choice of cuDNN]. Our own kernels run unless a program asks for cuDNN's, because the two have not been
+//   compared on a device yet. To ask: `use_cudnn_attention(true)`, or RONDO_CUDA_ATTENTION=cudnn.
 #pragma once
 
 #include <string>

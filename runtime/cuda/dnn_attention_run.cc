@@ -97,7 +97,7 @@ bool is_asked(const AttentionCall& call) {
          call.mask != AttentionMask::kBias && call.mask != AttentionMask::kKeys && call.chunk == 0 &&
          call.queries >= 16 && call.keys > 0 && call.head_dim > 0;
 }
-// False: it stays without cuDNN, and is counted.
+// False: the call runs without cuDNN. Counts it.
 bool serves(const std::shared_ptr<const DnnPlan>& plan, std::initializer_list<const void*> addresses) {
   bool aligned = true;
   for (const void* address : addresses) aligned = aligned && reinterpret_cast<uintptr_t>(address) % 16 == 0;

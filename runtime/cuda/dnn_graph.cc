@@ -154,7 +154,7 @@ DnnGraph convolution_graph(const DnnConvolution& c) {
   const int64_t outputs = c.output[1];
   const int bias = c.bias ? graph.add({.type = type, .sizes = {1, outputs, 1, 1}, .strides = {outputs, 1, 1, 1}}) : -1;
   const int y = tensor(c.output, c.output_last);
-  // Values between are f32 and lie as y does.
+  // Intermediate values are f32 and have y's layout.
   const auto between = [&] {
     DnnTensor t = graph.tensors[static_cast<size_t>(y)];
     t.place = DnnTensor::Place::kBetween;

@@ -1,13 +1,12 @@
-// What cuDNN is asked to compute, as plain data: tensors and the operations between them. A graph's text names the
+// DnnGraph: a computation for cuDNN as plain data: tensors and the operations between them. A graph's text names the
 // graph in caches; dnn_plan.h makes a plan of it.
 //
 //   DnnGraph graph = convolution_graph({...});
 //   const std::shared_ptr<const DnnPlan> plan = DnnPlan::get(device, graph);   // null: no engine serves it
 //
 // Note [Addresses of a graph]. Tensors of kind kOperand have addresses: DnnPlan::enqueue() takes one for each, in the
-// order in which
-//   they were added. Intermediate values (kBetween) have none. A scratch tensor (kScratch) lies in the workspace, and a
-//   number (kNumber) in host memory.
+//   order in which the tensors were added. Intermediate values (kBetween) have no address. A scratch tensor (kScratch)
+//   lies in the workspace, and a number (kNumber) in host memory.
 #pragma once
 
 #include <array>
@@ -55,7 +54,7 @@ struct DnnNode {
 struct DnnGraph {
   std::vector<DnnTensor> tensors;
   std::vector<DnnNode> nodes;
-  // The engines that may serve it. Never those whose results differ from run to run, or whose sums are not f32.
+  // Which engines may serve the graph: only those whose results are equal in all runs, and whose sums are f32.
   bool fast = false;                   // f32 operands may be rounded to TF32
   int64_t most_workspace = 1ll << 30;  // bytes that an engine may ask for
 

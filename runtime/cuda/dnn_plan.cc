@@ -18,7 +18,7 @@
 namespace rondo::cuda {
 namespace {
 
-// Ends the making of a plan: what the library said.
+// Thrown to end the making of a plan. Holds the library's reason.
 struct Refusal {
   DnnStatus status;
   std::string text;
@@ -126,7 +126,7 @@ Descriptor tensor_descriptor(const Cudnn& library, const DnnTensor& t, int64_t i
 // The attributes of one of the three convolutions.
 struct ConvolutionAttributes {
   DnnKind kind;
-  DnnAttribute alpha, beta, convolution, first, second, output;  // inputs as DnnNode has them
+  DnnAttribute alpha, beta, convolution, first, second, output;  // first, second: the inputs, in DnnNode's order
 };
 constexpr ConvolutionAttributes kConvolutions[] = {
     {DnnKind::kConvolutionForward, DnnAttribute::kForwardAlpha, DnnAttribute::kForwardBeta,
@@ -237,7 +237,7 @@ bool has_note(const std::vector<DnnNumericalNote>& notes, DnnNumericalNote note)
   return std::find(notes.begin(), notes.end(), note) != notes.end();
 }
 
-// Why an engine with these notes may not serve the graph; empty: it may.
+// Returns why an engine with these notes may not serve the graph; empty: it may.
 std::string_view objection(const DnnGraph& graph, const std::vector<DnnNumericalNote>& notes) {
   bool narrow = false, f32 = false;
   for (const DnnTensor& t : graph.tensors)
@@ -272,7 +272,7 @@ std::string words_of(const std::vector<DnnNumericalNote>& numerical, const std::
   return absl::StrJoin(words, ", ");
 }
 
-// The engine configurations that one mode of the heuristic gives; none if it has nothing to say.
+// Returns the engine configurations that one mode of the heuristic gives, perhaps none.
 std::vector<Descriptor> configurations(const Cudnn& library, const Descriptor& graph, const Descriptor& device,
                                        DnnHeuristic mode, std::string* why_not) {
   std::vector<Descriptor> configs;
@@ -404,7 +404,7 @@ namespace {
 
 struct DnnCounts {
   std::mutex mutex;
-  DnnReport report;  // but for the runs
+  DnnReport report;  // without the runs, which are counted below
   std::atomic<int64_t> runs{0}, otherwise{0};
 };
 DnnCounts& dnn_counts() {

@@ -1,15 +1,16 @@
 // Plans of cuDNN: START HERE. make_plan() asks the library for one, without a device; DnnPlan runs one on a device.
 //
 // Note [Plans without a device]. cuDNN makes a plan from a graph and a description of a device (its properties as
-//   JSON), and gives it back as text, which it reads on the device. Neither needs a driver. A plan that a device has no
-//   text for yet is made in the same two steps, so that a plan that was shipped is the plan that would have been made.
-//   cuDNN's documentation ("Deviceless Ahead-of-time Compilation") asks for the same properties on both sides. If the
-//   device refuses a text, it makes its own.
+//   JSON), and gives it back as text, which it reads on the device. Neither needs a driver. If there is no text for a
+//   device yet, its plan is made in the same two steps, so that a shipped plan is the plan that would have been made.
+//   cuDNN's documentation ("Deviceless Ahead-of-time Compilation") asks for the same properties on both sides. If a
+//   device refuses a text, a plan is made for this device.
 // Note [Engines]. The heuristic lists engines, the best one first, and the first one wins that is repeatable from run
 //   to run, sums in f32, keeps f32 operands as they are (unless TF32 is allowed), needs no more workspace than the
 //   graph allows, and builds. For 16-bit types neither Winograd nor FFT is taken: they round between their steps.
-// Note [Without a plan]. What no engine serves runs as our own kernels and decompositions. Each such graph is counted
-//   (dnn_report), told to the compiler's log (perf_hints) and part of compile::explain(), with the op and its line.
+// Note [Without a plan]. Graphs that no engine serves run as our own kernels and decompositions. Each such graph is
+//   counted (dnn_report), told to the compiler's log (perf_hints) and part of compile::explain(), with the op and its
+//   line of the program.
 //
 // Thread safe.
 #pragma once
@@ -34,15 +35,15 @@ MadePlan make_plan(const Cudnn& library, const DnnGraph& graph, const std::strin
 // The workspace of the plan that the library reads from a text; -1: it refuses the text.
 int64_t read_plan(const Cudnn& library, const std::string& text, const std::string& device_properties);
 
-// The properties of the device that each architecture's plans are made for where none is at hand: an A100, an H100, a
-// B200, or for other capabilities what such devices have in common with the next older one.
+// The properties of the device for which plans are made if there is no device: an A100, an H100 or a B200. For other
+// capabilities: the properties of the next older of these devices, but with the capability itself.
 std::string properties_of(int capability);
 
 // Counts, in this process.
 struct DnnReport {
   int64_t made = 0, from_disk = 0, from_artifacts = 0;  // plans, by where their text came from
   int64_t refused = 0;                                  // graphs without a plan
-  int64_t runs = 0, runs_otherwise = 0;                 // of plans; of what runs without one
+  int64_t runs = 0, runs_otherwise = 0;                 // runs of plans; runs of graphs without a plan
   std::vector<std::string> last;                        // the latest 64 graphs without a plan, in words
 };
 DnnReport dnn_report();
@@ -58,8 +59,8 @@ class DnnPlan {
 
   // False: no engine serves the graph, or there is no cuDNN.
   bool usable() const { return plan_ != nullptr; }
-  // Enqueues it on the device's compute stream. REQUIRES: usable(); Note [Addresses of a graph], addresses that 16
-  // divides. Throws DeviceError, OutOfMemoryError.
+  // Enqueues the plan on the device's compute stream. REQUIRES: usable(); addresses as in Note [Addresses of a graph],
+  // all of them multiples of 16. Throws DeviceError, OutOfMemoryError.
   void enqueue(std::span<const void* const> operands) const;
   int64_t workspace() const { return workspace_; }
 
@@ -84,7 +85,7 @@ class DnnPlan {
   std::vector<Number> numbers_;
 };
 
-// A call that runs without a plan, for the report.
+// Counts a call that runs without a plan, for the report.
 void count_run_without_plan();
 
 }  // namespace rondo::cuda

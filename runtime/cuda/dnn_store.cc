@@ -30,7 +30,7 @@ io::HostKey key_of_plans(int capability, const std::string& version) {
            {"cuDNN", version}}};
 }
 
-// Plans of another cuDNN than before are another one's.
+// Makes a new store if cuDNN is another one than before.
 std::shared_ptr<io::ObjectStore> store_of(int capability, const std::string& version) {
   io::HostKey key = key_of_plans(capability, version);
   const std::lock_guard lock(plan_stores().mutex);

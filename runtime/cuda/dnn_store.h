@@ -1,6 +1,6 @@
 // The texts of plans by graph, for each capability of a device: in memory, in the disk cache of generated kernels
-// (io/object_store.h), and in artifacts. A refusal is kept only where there is a device, and never shipped: without a
-// driver cuDNN refuses what it would serve with one (cudnn_plans.md). Thread safe.
+// (io/object_store.h), and in artifacts. A refusal is stored only if there is a device, and is never shipped: without a
+// driver, cuDNN refuses graphs that it would serve with one (cudnn_plans.md). Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 
 namespace rondo::cuda {
 
-// The component "build" of their key, which tells them from code.
+// The component "build" of a plan's key, which distinguishes plans from code.
 inline constexpr const char* kDnnMaker = "cuDNN plans";
 
-// What the library makes of a graph.
+// What the library has made of a graph: a plan or a refusal.
 struct MadePlan {
   std::string text;     // as cuDNN writes it; empty: there is no plan
-  std::string why_not;  // then: what it said
+  std::string why_not;  // if there is no plan: the library's reason
   int64_t engine = -1, workspace = 0;
   std::string notes;  // "tensor cores, CUDA graphs"
 
@@ -37,7 +37,7 @@ struct StoredPlan {
 // `make` is called if there is none; other threads that want the same plan wait. `keeps_refusals`: there is a device.
 StoredPlan stored_plan(const Cudnn& library, int capability, const std::string& graph, bool keeps_refusals,
                        const std::function<MadePlan()>& make);
-// In place of what was stored: a device refused its text.
+// Replaces a stored plan whose text a device has refused.
 void replace_plan(const Cudnn& library, int capability, const std::string& graph, const MadePlan& plan);
 
 // ---- For artifacts: a file for each capability that takes code of this architecture.

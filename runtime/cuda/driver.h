@@ -1,5 +1,5 @@
 // The libraries of CUDA as tables of functions: the driver, NVRTC (compiles kernels) and cuBLASLt (matrix products).
-// They are found and opened when they are first asked for; nothing is linked, and no header of CUDA is needed. The
+// The first use of each library finds and opens it; nothing is linked, and no header of CUDA is needed. The
 // declarations below are those of CUDA 12 and 13; tests/cuda/headers_test.cc compares them with the toolkit's.
 //
 // Note [Finding CUDA]. Each library is searched in
@@ -8,7 +8,7 @@
 //   2. wherever the system's loader looks;
 //   3. /usr/local/cuda, /usr/local/cuda-*, /opt/cuda.
 // NVRTC and cuBLASLt of CUDA 13 come before those of 12, unless the driver is one of CUDA 12.
-// RONDO_CUDA=off: nothing is searched, and there is no CUDA. NVRTC's builtins are those beside it.
+// RONDO_CUDA=off: nothing is searched, and there is no CUDA. NVRTC uses the builtins library in its own folder.
 //
 // Thread safety: all functions here may be called from any thread. A library that was opened is never closed.
 #pragma once
@@ -266,10 +266,10 @@ struct CublasLt {
 const Driver* find_driver(std::string* why_not);
 const Nvrtc* find_nvrtc(std::string* why_not);
 const CublasLt* find_cublas_lt(std::string* why_not);
-// The same, or DeviceError with the reason.
+// The same. Throws DeviceError with the reason if there is none.
 const CublasLt& require_cublas_lt();
 
-// find_driver(), find_cublas_lt() and find_cudnn() give these tables from now on (absent.h); null: those of the
+// From now on, find_driver(), find_cublas_lt() and find_cudnn() return these tables (absent.h); null: those of the
 // libraries again.
 struct Cudnn;
 void use_libraries(const Driver* driver, const CublasLt* lt, const Cudnn* dnn = nullptr);

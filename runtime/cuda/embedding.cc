@@ -89,7 +89,7 @@ void add_rows(const KernelContext& context, const Tensor& grad, const Tensor& in
     return kernel_of(device, kAddRows, name, {{"T", type_name(table.dtype())}});
   };
   const IndexCheck check = check_indices(context, rows, /*at_position=*/true);
-  // A block that looks through all indices takes less time than sorting them, and no launch for it.
+  // If there are few indices, blocks that search all of them take less time than sorting, and fewer launches.
   constexpr int64_t kFewIndices = 8192;
   if (n <= kFewIndices)
     return launch_blocks(device, kernel("rondo_add_few_rows"), n, kThreads, address_of(table), address_of(grad),

@@ -44,7 +44,7 @@ struct Libraries {
   const Cudnn* other_dnn = nullptr;
 };
 Libraries& libraries() {
-  static Libraries* libraries = new Libraries;  // never destroyed: memory is freed until the end of a process
+  static Libraries* libraries = new Libraries;  // never destroyed: device memory may be freed until the process ends
   return *libraries;
 }
 

@@ -385,7 +385,7 @@ std::string text_of_kernels(const char* kernels) {
 }
 int64_t tiles_of(int64_t rows, const AttentionTile& tile) { return (rows + tile.rows - 1) / tile.rows; }
 
-// Note [Large logsumexp]: [B, H, Tq] of the compute dtype. Without an added mask, nothing.
+// Returns the factors of Note [Large logsumexp]: [B, H, Tq] of the compute dtype. Empty without an added mask.
 Storage rescale_of(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& o,
                    const void* logsumexp) {
   const int64_t rows = call.batch * call.heads * call.queries;

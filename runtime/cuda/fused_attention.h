@@ -1,16 +1,16 @@
 // Attention as one kernel for each direction, without scores in memory (FlashAttention-2: Dao, 2023): START with
 // attention.h, which chooses between this and Note [Chunks of queries].
 //
-// Note [Fused attention]. A block owns a tile of queries and walks over the tiles of keys: products of tiles, and a
-//   softmax whose maximum and sum follow the walk. The backward is one launch with two kinds of blocks. Some own a tile
-//   of keys and walk over queries, for the gradients of keys and values; the others own a tile of queries and walk over
-//   keys. Both compute the weights again from the logsumexp, so nothing is added up between blocks: no atomics, and the
-//   same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on tensor cores
-//   (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
-//   With dropout, the lanes of a warp that hold weights of the same four keys draw a counter each and exchange what
-//   they drew: one bit for each weight. With it and a mask of bool or of first keys, the backward of some wide
-//   16-bit heads spills 8 to 32 bytes (NVRTC 13.0: f16 of more than 96 elements, bf16 of 128); with an added mask, f16
-//   of 128 elements for sm_80 spills 16 bytes, and 40 with dropout.
+// Note [Fused attention]. A block owns a tile of queries and walks over the tiles of keys. It makes products of tiles,
+//   and a softmax whose maximum and sum are updated at each tile. The backward is one launch with two kinds of blocks.
+//   Some own a tile of keys and walk over queries, for the gradients of keys and values; the others own a tile of
+//   queries and walk over keys. Both compute the weights again from the logsumexp, so nothing is added up between
+//   blocks: no atomics, and the same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on
+//   tensor cores (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
+//   With dropout, the lanes of a warp that hold weights of the same four keys each draw the numbers of one counter, and
+//   exchange one bit for each weight. Some backwards spill registers (NVRTC 13.0). With dropout and a mask of bool or
+//   of first keys: 8 to 32 bytes, for f16 heads of more than 96 elements and bf16 heads of 128. With an added mask: 16
+//   bytes, and 40 with dropout, for f16 heads of 128 elements on sm_80.
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace rondo::cuda {
 
 struct Source;
 
-// Sizes of a kernel, which its text has as constants.
+// The sizes of a kernel, which are constants in its text.
 struct AttentionTile {
   int head_dim = 0;  // a multiple of 16, at least the call's
   int rows = 0;      // of the tile that a block owns, and of those that it walks over

@@ -1,5 +1,5 @@
-// Elements picked and placed by an index tensor along one dimension. Where several meet in one place, the result does
-// not depend on the order of threads: the last one wins, or they are sorted and added in order.
+// Picks and places elements by an index tensor along one dimension. If several elements go to one place, the result
+// does not depend on the order of threads: the last one wins, or they are sorted and added in order.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/kernels.h"
@@ -13,8 +13,8 @@
 namespace rondo::cuda {
 namespace {
 
-// Operands of the layouts are those of the kernel, in order; the one that is indexed has a stride of 0 along the
-// dimension, and `step` is its own.
+// Operands of the layouts are those of the kernel, in order. The indexed operand has stride 0 along the dimension, and
+// `step` is its real stride there.
 constexpr Source kMoves = {"indexing", R"cuda(
 extern "C" __global__ void rondo_gather(WORD* out, const long long* index, const WORD* x, RondoLayout layout,
                                         long long step, long long size, DeviceStatus* status, unsigned call) {
@@ -263,7 +263,7 @@ void cumsum_kernel(const KernelContext& context) {
     from.erase(dim);
   }
   const DType in = x.dtype();
-  // A running sum in f32 stops at 2^24 ones.
+  // Floats are summed in f64: in f32, a running sum of ones would not grow beyond 2^24.
   const char* const total = is_floating(in) ? "double" : "long long";
   const Kernel kernel = kernel_of(device, kRunningSums, "rondo_cumsum",
                                   {{"IN", type_name(in)}, {"OUT", type_name(out.dtype())}, {"TOTAL", total}});

@@ -42,7 +42,7 @@ template <int N> RondoLayout layout_of(const IterationSpace<N>& space) {
 template <class... T> RondoLayout layout_of(const Dims& shape, const T&... operands) {
   return layout_of(IterationSpace<sizeof...(T)>(shape, std::array<const Tensor*, sizeof...(T)>{&operands...}));
 }
-// True if element i of each of the operands lies at i.
+// True if element i of each operand lies at offset i.
 inline bool is_dense(const RondoLayout& layout, int operands) {
   bool dense = layout.rank == 1;
   for (int k = 0; k < operands; ++k) dense = dense && (layout.strides[k][0] == 1 || layout.sizes[0] == 1);
@@ -52,7 +52,7 @@ inline bool is_dense(const RondoLayout& layout, int operands) {
 // The address of element 0.
 inline std::byte* address_of(const Tensor& tensor) { return tensor.impl()->data(); }
 
-// A dense tensor with these values: itself if it is one. Without history, and outside of any recording.
+// Returns a dense tensor with these values: `tensor` itself if it is dense. It has no history, and is not recorded.
 Tensor dense(const Tensor& tensor);
 
 }  // namespace rondo::cuda

@@ -55,7 +55,7 @@ void* open_library(const char* name, std::initializer_list<const char*> versions
       *path = candidate;
       return library;
     }
-    // A file that is there and does not load is worth a word; a name that the loader does not know is not.
+    // Reports a file that exists but does not load. A name that the loader does not know is not reported.
     if (const char* reason = dlerror(); candidate.find('/') != candidate.npos && broken.empty() && reason != nullptr)
       broken = reason;
   }

@@ -1,5 +1,5 @@
 // Elementwise ops on any dtype and layout: one kernel, whose body is the op's own lowering written out as text
-// (scalar_text.h). Where compile/ is linked, floats run as its generated kernels, and what comes here are integers.
+// (scalar_text.h). If compile/ is linked, floats run as its generated kernels, and only integers run here.
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +14,8 @@
 namespace rondo::cuda {
 namespace {
 
-// INPUTS; A0 to A2: their element types; OUT; C: the compute type; S: the scalars' type; BODY.
+// The text's defines: INPUTS, their number; A0 to A2, their element types; OUT and RESULT, the types of the result in
+// memory and in BODY; C, the compute type; S, the scalars' type; BODY, the op's lowering.
 constexpr Source kElementwise = {"loops", R"cuda(
 template <class Compute, class T> struct RondoOperand {
   static RONDO_DEVICE Compute of(T x) { return widen(x); }

@@ -1,5 +1,5 @@
-// Cross-entropy: of logits, a block reads a row of logits three times and writes nothing between; and of a linear layer
-// whose logits are never whole.
+// Cross-entropy of logits: a block reads a row of logits three times and writes nothing in between. Also cross-entropy
+// of a linear layer, whose logits are made in chunks and never exist as a whole.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -369,12 +369,12 @@ namespace {
 
 using ops::LinearLossAttrs;
 
-// Note [Chunks of logits on the device]. As on the CPU, rows go through the head in chunks: a product makes their
-// logits, one kernel their losses and, in place, the logits' gradient, and two products what that adds to dx and
-// dweight, the latter on what the chunks before have left. Four launches each, and dweight is read and written again;
-// so chunks are as large as memory allows: at most a 64th of the device's memory. With 80 GB that is one chunk up to
-// 13,000 tokens of GPT-2 in 16 bits. Rows of the chunk begin at multiples of 128 bytes for every V: cuBLASLt asks for
-// 16, and with 128 the accesses of a warp cover whole sectors.
+// Note [Chunks of logits on the device]. As on the CPU, rows go through the head in chunks. A product makes a chunk's
+// logits. One kernel makes its losses and, in place, the gradient of its logits. Two products then make its part of dx
+// and add its part of dweight to that of the earlier chunks. Each chunk takes four launches, and reads and writes
+// dweight again. So chunks are as large as memory allows: at most a 64th of the device's memory. With 80 GB, one chunk
+// holds up to 13,000 tokens of GPT-2 in 16 bits. Rows of a chunk begin at multiples of 128 bytes for every V: cuBLASLt
+// asks for 16, and with 128 the accesses of a warp cover whole sectors.
 class Head {
  public:
   // Operands from `first` on: x, weight, bias, target.
@@ -393,8 +393,8 @@ class Head {
     if (context.has(first + 2)) bias_ = ops::lowered_operand(context.in(first + 2), lower_);
   }
 
-  // `grad`: what arrives at the loss, undefined for 1. Undefined results are not wanted. REQUIRES: there are rows,
-  // columns and inner elements.
+  // `grad`: the gradient of the loss; undefined: 1. Results that are undefined are not computed. REQUIRES: there are
+  // rows, columns and inner elements.
   void walk(const Tensor& grad, Tensor* loss, const Tensor& dx, const Tensor& dweight, const Tensor& dbias) {
     const DType compute = compute_dtype(lower_);
     const bool wants_grad = dx.defined() || dweight.defined() || dbias.defined();

@@ -8,7 +8,7 @@
 namespace rondo::cuda {
 namespace {
 
-// The library adds a bias of the result's dtype (product.h), and ops have one of the operands'.
+// True if the library cannot add the bias: it needs the result's dtype (product.h), and an op's bias has the operands'.
 bool has_narrow_bias(const KernelContext& context) {
   return context.has(2) && context.in(2).dtype() != context.out().dtype();
 }
@@ -48,7 +48,7 @@ std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& contex
 }
 
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact) {
-  // Nobody has compared the sums of a GPU with those of the separate ops yet.
+  // Exact mode absorbs nothing: a GPU's sums have not been compared with those of the separate ops yet.
   if (exact || epilogues.size() > kMaxEpilogues) return false;
   size_t i = 0;
   const auto next = [&](Epilogue kind) {

@@ -11,7 +11,7 @@
 namespace rondo::cuda {
 namespace {
 
-// Kernels have few names, and the names of those that are gone are still printed.
+// Keeps names for ever: there are few of them, and errors still print the names of unloaded kernels.
 const char* interned(const std::string& name) {
   static std::mutex* mutex = new std::mutex;
   static auto* names = new std::set<std::string>;

@@ -36,8 +36,8 @@ class Module {
  public:
   // `image`: a cubin, or PTX that ends with a zero. Throws DeviceError if the device cannot run it.
   static std::shared_ptr<const Module> load(int device, const std::string& image);
-  // The device may still have launches of its kernels to do: the driver waits for them. Nothing happens if the device
-  // was closed, which has unloaded the module.
+  // Unloads the module. The driver first waits for pending launches of its kernels. Does nothing if the device was
+  // closed, because that has unloaded the module.
   ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
@@ -53,11 +53,11 @@ class Module {
   ModulePtr module_;
 };
 
-// Code that is loaded on each device with its first launch there. It may outlive devices: one that was closed and
-// opened again loads the code anew. Thread safe.
+// Code that is loaded on each device at its first launch there. It may outlive devices: a device that was closed and
+// opened again loads the code again. Thread safe.
 class LazyModule {
  public:
-  // `image`: of a device; it is asked with the first launch there. `kernels`: names of the image's functions.
+  // `image`: returns a device's image; called at the first launch there. `kernels`: names of the image's functions.
   LazyModule(std::function<const std::string&(int device)> image, std::vector<std::string> kernels);
   ~LazyModule();
   LazyModule(const LazyModule&) = delete;
@@ -70,11 +70,11 @@ class LazyModule {
   const Loaded& load(int device, uint64_t serial) const;
   const std::function<const std::string&(int device)> image_;
   const std::vector<std::string> names_;
-  mutable std::mutex mutex_;                            // of those who load
+  mutable std::mutex mutex_;                            // held while code is loaded
   mutable std::atomic<const Loaded*> loaded_{nullptr};  // a list
 };
 
-// Enqueues a kernel on the compute stream. `args`: a pointer to each argument. A grid without blocks is no launch.
+// Enqueues a kernel on the compute stream. `args`: a pointer to each argument. Does nothing if the grid has no blocks.
 // Throws DeviceError.
 void launch(int device, const Kernel& kernel, Dim3 grid, Dim3 block, unsigned shared_bytes, void** args);
 

@@ -35,7 +35,7 @@ NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const 
   std::vector<const char*> options{for_architecture.c_str(), "--std=c++17"};
   options.insert(options.end(), flags.begin(), flags.end());
   output.result = nvrtc.compile(program, static_cast<int>(options.size()), options.data());
-  // The log is there whether it succeeded or not.
+  // There may be a log after a success, too.
   size_t size = 0;
   if (nvrtc.log_size(program, &size) == NvrtcResult::kSuccess && size > 1) {
     output.log.resize(size);

@@ -6,10 +6,10 @@
 // program that another one compiles or destroys. Each compilation here has a program of its own. Since CUDA 12.3 the
 // optimizer's phases run side by side, too.
 //
-// Note [Architectures]. Code is compiled for few architectures, each for all devices of its major revision that are as
-// new: sm_80 for 8.x, sm_90 for 9.x, sm_100 for 10.x. Newer devices take the PTX of the last one, which the driver
-// compiles. A kernel that uses instructions of one capability alone (wgmma of sm_90a) is compiled for that, and runs
-// there only; PTX of such an architecture is as bound to it (PTX ISA, ".target").
+// Note [Architectures]. Code is compiled for few architectures, each for all devices of its major revision that are at
+// least as new: sm_80 for 8.x, sm_90 for 9.x, sm_100 for 10.x. Newer devices take the PTX of the last one, which the
+// driver compiles. A kernel that uses instructions of one capability alone (wgmma of sm_90a) is compiled for that
+// capability and runs only there. The PTX of such an architecture is bound to it, too (PTX ISA, ".target").
 #pragma once
 
 #include <span>
@@ -34,9 +34,9 @@ struct Architecture {
 // By compute capability: 80 is sm_80. Increasing.
 inline constexpr int kArchitectures[] = {80, 90, 100};
 inline constexpr int kNewestArchitecture = 100;
-// The architecture whose code a device takes: 89 -> 80. A device that is older than all: its own.
+// The architecture whose code a device takes: 89 -> 80. For a device that is older than all of them: its own.
 int architecture_of(int capability);
-// True if a device takes an architecture's machine code, false: its PTX, or nothing where there is a suffix.
+// True if a device takes an architecture's machine code. False: it takes its PTX, or nothing if there is a suffix.
 inline bool takes_cubin(int capability, Architecture architecture) {
   if (architecture.suffix == 'a') return capability == architecture.capability;
   return capability / 10 == architecture.capability / 10 && capability >= architecture.capability;
@@ -69,8 +69,8 @@ Image compile_image(const std::string& source, const std::string& name, Architec
 
 // "13.0"
 std::string version_of(const Nvrtc& nvrtc);
-// The key of what compile_image() gives, in caches and artifacts, besides the source: architecture, NVRTC's version
-// ("" without NVRTC: nothing is kept then) and flags. `maker`: what the sources come from.
+// The key of compile_image()'s results in caches and artifacts, besides the source: architecture, NVRTC's version
+// ("" without NVRTC: nothing is kept then) and flags. `maker`: what has made the sources.
 io::HostKey key_of_code(Architecture architecture, const std::string& maker);
 
 }  // namespace rondo::cuda

@@ -18,7 +18,7 @@ class Range {
   }
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
-  // Asks the environment, once.
+  // Reads RONDO_CUDA_NVTX, once.
   static void open();
 
  private:

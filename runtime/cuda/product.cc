@@ -208,7 +208,7 @@ namespace {
 
 struct Report {
   std::mutex mutex;
-  ProductReport report;  // but for the runs
+  ProductReport report;  // without the runs, which are counted below
   std::atomic<int64_t> runs{0};
 };
 Report& report() {
@@ -222,13 +222,13 @@ MatmulCall without_epilogues(const MatmulCall& call) {
   plain.wide = is_low_precision(call.dtype);
   return plain;
 }
-// The same of dense operands.
+// The same for dense copies of the operands.
 MatmulCall of_copies(const MatmulCall& call) {
   MatmulCall dense = call.with_dense_operands(call.dtype);
   dense.wide = is_low_precision(call.dtype);
   return dense;
 }
-// The part of a key that A and B have in it; everything else is as the allocator gives it.
+// The key for the alignment of A and B alone; all other addresses are aligned as the allocator's are.
 uint32_t key_of_operands(uint32_t key) {
   constexpr uint32_t kBits = (1u << kAlignmentBits) - 1;
   uint32_t result = key & (kFast | kBits << kAddressOfA * kAlignmentBits | kBits << kAddressOfB * kAlignmentBits);
@@ -379,7 +379,7 @@ std::shared_ptr<const Product> Product::get(int device, const MatmulCall& call, 
   if (variant > 0) {
     const ContextScope scope(state);
     const std::lock_guard lock(product->mutex_);
-    // Addresses as the allocator gives them.
+    // With addresses that are aligned as the allocator's are.
     const MatmulOperands aligned{};
     if (product->choose(state, product->key_of(aligned)) == nullptr) return nullptr;
   }

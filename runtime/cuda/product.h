@@ -1,21 +1,21 @@
-// One matrix product with everything but the addresses, through cuBLASLt. Thread safe.
+// Product: one matrix product through cuBLASLt, with all its parameters except the addresses. Thread safe.
 //
 // Note [Row-major]. cuBLASLt stores matrices by columns, and its epilogues know nothing else. Our C (m, n) by rows is
 //   its D (n, m) by columns, so it computes D = B' A': its A is our B and its B our A, each as it lies in memory. An
-//   operand whose columns are dense is transposed in one of the two worlds, and not in the other.
+//   operand whose columns are dense counts as transposed in one of the two conventions, and not in the other.
 // Note [Algorithms]. cuBLASLt's heuristic is asked once for each product and alignment of its addresses, and its first
 //   answer is kept: the order of the sums follows from the product, the alignment and the device. Splits of K must add
 //   up in the compute type, so that sums are f32 for 16-bit types, too.
 // Note [Product workspace]. What an algorithm needs is taken from the allocator in stream order for each run, and given
-//   back at once: the next product gets the same block. It cannot be part of a plan, since a plan is made where no
-//   device is, and only the device's heuristic knows the size.
+//   back at once: the next product gets the same block. It cannot be part of a plan, because plans are made without a
+//   device, and only the device's heuristic knows the size.
 // Note [Products without an algorithm]. The heuristic may have no algorithm for a product (cublasLt.h says so of
 //   cublasLtMatmulAlgoGetHeuristic): for an epilogue of some type, for operands at odd addresses or strides. And
-//   cublasLtMatmul may refuse one that it gave. Then the first way that there is: without the epilogues, which a kernel
-//   adds to sums that are not rounded yet; on dense copies of the operands; by a kernel of our own, which takes
-//   everything. The way holds for the product as an algorithm does. Each is counted (product_report), told to the
-//   compiler's log (perf_hints) and part of compile::explain(), with the op and its line: it is slower than what was
-//   asked for.
+//   cublasLtMatmul may refuse one that it gave. Then the first of these ways that works is taken: the product without
+//   epilogues, which a kernel applies to sums that are not rounded yet; the product of dense copies of the operands; a
+//   kernel of our own, which takes every product. The way is kept for the product, as an algorithm is. Each such
+//   product is counted (product_report), told to the compiler's log (perf_hints) and part of compile::explain(), with
+//   the op and its line, because it is slower than the library.
 #pragma once
 
 #include <cstddef>
@@ -77,9 +77,9 @@ class Product {
   uint32_t key_of(const MatmulOperands& operands) const;
   LtDesc desc_of(uint32_t key) const;
   void set_bias(uint32_t key, const void* bias) const;
-  // Null: cuBLASLt has no algorithm, or fewer than `variant_`. The lock is held, here and below.
+  // Null: cuBLASLt has no algorithm, or fewer than `variant_`. REQUIRES, here and below: the lock is held.
   const Choice* choose(DeviceState& state, uint32_t key) const;
-  // Chooses another way, in place of what was chosen for the key. `why`: what the library said.
+  // Chooses another way instead of the earlier choice for the key. `why`: the library's reason.
   const Choice& choose_otherwise(DeviceState& state, uint32_t key, const char* why) const;
   // A product that cuBLASLt has an algorithm for, at A and B aligned as the key says; null: it has none.
   static std::shared_ptr<const Product> by_library(DeviceState& state, const MatmulCall& call, uint32_t key);

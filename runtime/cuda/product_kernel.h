@@ -1,5 +1,5 @@
-// Products without cuBLASLt: what product.h does where the library has no algorithm. Plain tiles, for correctness: an
-// eighth of the library's rate or less.
+// Products without cuBLASLt: product.h uses them if the library has no algorithm. They use plain tiles, for
+// correctness, and reach an eighth of the library's rate or less.
 #pragma once
 
 #include "rondo/runtime/cuda/source.h"
@@ -9,7 +9,7 @@ namespace rondo::cuda {
 
 // Enqueues the whole call: any strides, any alignment. Sums are f32 (f64 for f64), in the order of K.
 void product_by_kernel(int device, const MatmulCall& call, const MatmulOperands& operands, double alpha);
-// Enqueues what is left of a call when the sums of its product are there: bias, addend, GELU, rounding. `sums`: dense
+// Enqueues the rest of a call, after the sums of its product: bias, addend, GELU, rounding. `sums`: dense
 // [batch, m, n], of compute_dtype(call.dtype).
 void finish_product(int device, const MatmulCall& call, const void* sums, const MatmulOperands& operands);
 // Enqueues a dense copy [batch, rows, columns] of a matrix operand; of one matrix if the batch shares it (its stride of

@@ -11,7 +11,7 @@
 namespace rondo::cuda {
 namespace {
 
-// IN, ACC, OUT; ELEMENT(x): what is combined of an element; IDENTITY; COMBINE(a, b).
+// The text's defines: the types IN, ACC and OUT; ELEMENT(x): the number that is combined; IDENTITY; COMBINE(a, b).
 constexpr Source kReduction = {"reduction", R"cuda(
 // Note [Row order]: sixteen threads are a row's lanes. Row r has `cols` elements from r * cols on, but none beyond `n`.
 extern "C" __global__ void rondo_reduce_rows(const IN* in, OUT* out, long long rows, long long cols, long long n) {

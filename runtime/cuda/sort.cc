@@ -169,7 +169,7 @@ enum Mode : long long { kLargestLast = 0, kSmallestLast = 1, kSmallestLastButNaN
 
 int64_t length_of(const Tensor& x, int dim) { return x.rank() == 0 ? 1 : x.sizes()[dim]; }
 
-// A tensor's elements in lines along `dim`.
+// The layout of a tensor's elements in lines along `dim`.
 RondoLayout lines_of(const Tensor& x, int dim) {
   Dims sizes, strides;
   for (int d = 0; d < x.rank(); ++d)
@@ -208,7 +208,7 @@ void write_order(const Tensor& x, Tensor& out, int dim, bool descending) {
 
 namespace {
 
-// A long run is more work, but fewer merges: where there are few elements, launches are what costs.
+// Long runs take more work, but fewer merges. With few elements, launches cost the most.
 constexpr int64_t kBlock = 256, kLongest = 8192, kFew = 1 << 16;
 int64_t parts_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
 int64_t run_of(int64_t lines, int64_t length) {

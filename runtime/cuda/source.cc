@@ -112,7 +112,7 @@ Cache& kernel_cache() {
   return *cache;
 }
 
-// Code of another NVRTC than before is another one's.
+// Makes a new store if NVRTC is another one than before.
 std::shared_ptr<io::ObjectStore> store_of(int architecture) {
   io::HostKey key = key_of_code(architecture, kMaker);
   const std::lock_guard lock(kernel_cache().mutex);
@@ -132,8 +132,8 @@ absl::Status unpack_image(const std::string& bytes, Image& image) {
   return absl::OkStatus();
 }
 
-// Code for a text: in memory, from an artifact, on disk, or compiled. `name`: for messages and reports.
-// `made_for`: `architecture`, or with a suffix; the text says which, so that caches tell them apart.
+// Returns the code of a text: found in memory, in an artifact or on disk, or else compiled. `name`: for messages and
+// reports. `made_for`: `architecture`, perhaps with a suffix; the text contains it, so caches keep the variants apart.
 Image image_of(const std::string& name, const std::string& text, int architecture, Architecture made_for) {
   using From = io::ObjectStore::From;
   Image image;

@@ -5,8 +5,8 @@
 //   launch_threads(device, kernel, n, out, n);
 //
 // A text is compiled once for each set of defines and each architecture, and loaded once per device. Its code lies in
-// the disk cache of generated kernels (io/object_store.h), which later processes read, and in artifacts. A text stands
-// behind device_math(), kElementTypes, RondoLayout and the functions of status.h. Thread safe.
+// the disk cache of generated kernels (io/object_store.h), which later processes read, and in artifacts. A text is
+// compiled behind device_math(), kElementTypes, RondoLayout and the functions of status.h. Thread safe.
 #pragma once
 
 #include <initializer_list>
@@ -40,7 +40,7 @@ struct Define {
 Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines = {},
                  unsigned dynamic_shared = 0);
 
-// All that NVRTC sees.
+// The whole text that NVRTC compiles.
 std::string whole_text(const Source& source, std::initializer_list<Define> defines);
 // A dtype in kernels: "float", "rondo_bf16"; and the type that arithmetic on it is carried out in.
 const char* type_name(DType dtype);
@@ -50,9 +50,9 @@ const char* word_name(DType dtype);
 
 // ---- Their code, for artifacts
 
-// `maker` of key_of_code() for kernels by hand. Their text is all that their code follows from, so no build is named.
+// `maker` of key_of_code() for kernels by hand. It names no build, because their code follows from their text alone.
 inline constexpr const char* kMaker = "by hand";
-// The kernels of it that this process has for an architecture. Records: the text, and the code.
+// The kernels by hand that this process has for an architecture. Records: the text, and the code.
 io::KernelFile kernels_by_hand(int architecture);
 // Takes code from an artifact; kernel_of() uses it. kInvalidArgument: damaged. kFailedPrecondition: made by another
 // NVRTC or with other flags. Nothing was taken then.
@@ -86,7 +86,7 @@ void launch_every_block(int device, const Kernel& kernel, int64_t n, unsigned th
   void* pointers[] = {&args...};
   launch(device, kernel, {static_cast<unsigned>(n)}, {threads}, 0, pointers);
 }
-// One block for each of `n`, or fewer likewise.
+// One block for each of `n`, or fewer that take several each: the kernel strides over the grid.
 template <class... Args>
 void launch_blocks(int device, const Kernel& kernel, int64_t n, BlockSize block, Args... args) {
   constexpr int64_t kMostBlocks = 1 << 20;

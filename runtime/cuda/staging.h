@@ -1,5 +1,5 @@
-// Page-locked host memory through which copies between host and device go. A buffer is used again once the copy that
-// reads or writes it has passed: an event of that copy says so.
+// Staging: page-locked host memory through which copies between host and device go. A buffer is used again when an
+// event says that the copy which reads or writes it is done.
 //
 //   Staging::Buffer buffer = Staging::instance().take(device, bytes);   // host memory, free to write
 //   memcpy(buffer.data, host, bytes); copy_to_device(..., stream);
@@ -34,13 +34,13 @@ class Staging {
   // Takes a buffer of at least `bytes`, at most kMostBytes. Waits for an earlier copy if all buffers within the limit
   // are in use. Throws OutOfMemoryError. REQUIRES: the device's context is current.
   Buffer take(DeviceState& device, size_t bytes);
-  // The buffer is free again when `stream` has done what it has now. If that cannot be recorded, waits for it.
+  // The buffer is free again when `stream` has done all that is enqueued now. If no event can record that, waits.
   void give(DeviceState& device, Buffer buffer, StreamPtr stream);
   // Gives the buffer back. It is free now.
   void give(Buffer buffer) noexcept;
   // Gives all buffers that are not in use back to the system, through any device.
   void clear(DeviceState& device);
-  // Forgets the buffers that are left without freeing them, because their devices are lost and go.
+  // Forgets the remaining buffers without freeing them: their devices are lost, and are about to be destroyed.
   void forget() noexcept;
 
  private:
@@ -52,7 +52,7 @@ class Staging {
   static void forget_event(Buffer& buffer) noexcept;
 
   std::mutex mutex_;
-  std::deque<Buffer> free_[kClasses];  // those that were given first come first
+  std::deque<Buffer> free_[kClasses];  // in the order in which they were given back
   size_t reserved_ = 0;
 };
 

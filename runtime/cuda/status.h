@@ -1,6 +1,6 @@
-// The device status: what a kernel that finds its data wrong writes, and what later work reads (backend.h, Note [Late
-// errors]). One block of device memory for each device. The layout and the functions on it are written once, here: the
-// host compiles them as C++, and generated kernels get the same text (kDeviceStatusText) in front of their own.
+// The device status: a kernel writes it if it finds wrong data, and later work reads it (backend.h, Note [Late
+// errors]). It is one block of device memory for each device. Its layout and functions are written once, here: the host
+// compiles the layout as C++, and kernels get the same text in front of their own.
 //
 //   if (index < 0 || index >= size) { rondo_report(status, call, index, position); continue; }   // skip the access
 //
@@ -34,7 +34,7 @@ struct DeviceStatus {
 )
 // clang-format on
 
-// Functions that kernels need beside the layout. `__device__` and the atomics are CUDA's.
+// Functions that kernels need besides the layout. `__device__` and the atomics are CUDA's.
 inline constexpr const char* kDeviceStatusFunctions = R"(
 __device__ inline bool rondo_failed(const DeviceStatus* status) {
   return *(const volatile unsigned*)&status->call != 0u;
@@ -60,7 +60,8 @@ class Calls {
   uint32_t note(const char* op, CallSite site, int64_t size, bool at_position = false);
   // "embedding: index 9 is out of range for size 4 (train.cc:41)"
   std::string describe(const DeviceStatus& status) const;
-  // The device has passed them, but for those that another thread has noted and not launched yet: the last kKept stay.
+  // Forgets older calls, which the device has passed. Keeps the last kKept, because another thread may have noted calls
+  // that it has not launched yet.
   void forget_older_than(uint32_t call);
   uint32_t next() const;
 

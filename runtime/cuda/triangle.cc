@@ -1,4 +1,4 @@
-// Triangles of matrices: elements on one side of a diagonal are copied, the others are zero.
+// Triangles of matrices: copies the elements on one side of a diagonal, and sets the others to zero.
 #include "rondo/runtime/ops/triangle.h"
 
 #include "rondo/runtime/cuda/kernels.h"
@@ -8,7 +8,7 @@
 namespace rondo::cuda {
 namespace {
 
-// The layout is that of the result, which is dense, and of the input.
+// The operands of the layout: the result, which is dense, and the input.
 constexpr Source kTriangle = {"triangle", R"cuda(
 extern "C" __global__ void rondo_triangle(WORD* out, const WORD* x, RondoLayout layout, long long rows, long long cols,
                                           long long diagonal, long long lower) {

@@ -63,15 +63,15 @@ std::string describe_cpu(const CodeCpu& cpu) {
     absl::StrAppend(&raw, " ", absl::Hex(leaf.leaf), ".", leaf.subleaf);
     for (int r = 0; r < 4; ++r) absl::StrAppend(&raw, "-", absl::Hex(regs[r] & leaf.mask[r]));
   }
-  // The registers that the system saves: features of others do not count.
+  // The registers that the operating system saves. Features that need other registers cannot be used.
   uint32_t low = 0, high = 0, regs[4] = {};
   __get_cpuid_count(1, 0, &regs[0], &regs[1], &regs[2], &regs[3]);
   if ((regs[2] >> 27 & 1u) != 0) __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  // The names are there so that a difference reads well.
+  // Includes the features' names, so that people can read a difference.
   return absl::StrCat(names, " ", names_of(host_cpu_features()), raw, " xcr0-", absl::Hex(low), "-", absl::Hex(high));
 #elif defined(__aarch64__)
-  // What LLVM derives a processor's name and features from, but for the name itself, which each core may have another
-  // of (big.LITTLE): the system reports the features that all cores have. Vectors of SVE are as long as it says.
+  // The facts from which LLVM derives the features. Not the processor's name, because cores may have different ones
+  // (big.LITTLE). The system reports the features that all cores have, and the length of SVE's vectors.
   std::string sve;
 #ifdef PR_SVE_GET_VL
   if (const int length = ::prctl(PR_SVE_GET_VL, 0, 0, 0, 0); length > 0)

@@ -1,5 +1,5 @@
-// The key of code for this host: the build, LLVM, the processor, the launch ABI. Costs microseconds and asks nothing of
-// LLVM.
+// The key of code for this host: the build, LLVM's version, the processor, the launch ABI. Takes microseconds, and does
+// not load LLVM.
 #pragma once
 
 #include <string>
@@ -17,12 +17,12 @@ std::string host_name();
 // The key of this build on this machine; constant.
 const HostKey& host_key();
 
-// The processor that this build's kernels are compiled for. Code is generated for the same one.
+// The processor for which this build's own kernels were compiled. Code is generated for the same processor.
 const CodeCpu& kernel_cpu();
 
-// All that code for `cpu` depends on, as words: if that is this host, the processor and all its features; else the name
-// and the features of `cpu`, so that all hosts share the code. "" where this is not known (neither x86-64 nor aarch64):
-// then nothing can be kept on disk.
+// Describes, in words, all that code for `cpu` depends on. If `cpu` is "native": this host's processor and all its
+// features. Otherwise the name and the features of `cpu`, so that all hosts share the code. "" if it is not known
+// (neither x86-64 nor aarch64): then nothing can be kept on disk.
 std::string describe_cpu(const CodeCpu& cpu);
 
 }  // namespace rondo::compile

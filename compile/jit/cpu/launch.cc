@@ -34,7 +34,7 @@ void run(const KernelCall& call) {
     return parallel_for(kernel.segments,
                         std::max<int64_t>(1, call.grain * kernel.segments / (kernel.rows * kernel.cols)), run);
   if (kernel.chunk_rows == 0) {
-    // Whole vectors of rows, whole groups of tiles.
+    // A thread gets whole vectors of rows, or whole groups of tiles.
     int64_t least = kernel.inner > 1 ? kSplitGrain : 1;
     if (kernel.rows > kRowsTogether && kernel.rows * kernel.cols > call.grain && goes_in_tiles(kernel))
       least = kRowsTogether;
@@ -48,7 +48,8 @@ void run(const KernelCall& call) {
                });
 }
 
-// With operands that are checks: the code notes that it met a bad index, and which one follows from the indices.
+// Runs a kernel that may have operands that are checks. The code only notes that it met a bad index; which index it
+// was follows from the indices.
 void run_checked(const KernelCall& call) {
   if (call.checks.empty()) [[likely]]
     return run(call);
@@ -66,7 +67,7 @@ void run_checked(const KernelCall& call) {
   throw_internal("a kernel met an index out of range, and its indices are not");
 }
 
-// partial[0][c] = the reduction over chunks of partial[chunk][c], in order, onto the first.
+// Reduces partial[chunk][c] over the chunks in order, into partial[0][c].
 template <class C, class Combine> void fold(C* partial, int64_t chunks, int64_t cols, Combine combine) {
   for (int64_t k = 1; k < chunks; ++k)
     for (int64_t c = 0; c < cols; ++c) partial[c] = combine(partial[c], partial[k * cols + c]);
@@ -124,7 +125,7 @@ class TableRunner {
     entry_(operands, item.scalars, extents.data(), begin / item.width, end / item.width);
     const int64_t rest = end % item.width;
     if (rest == 0) return;
-    // The last, shorter row is an item of its own, whose first row it is.
+    // The last, shorter row is run as a separate item that has only this row.
     absl::InlinedVector<void*, 32> moved;
     for (size_t k = 0; k < n_operands_; ++k) {
       const Operand& operand = call_.kernel->operands[k];
@@ -140,7 +141,7 @@ class TableRunner {
   const KernelEntry entry_;
   const absl::InlinedVector<int64_t, 128> extents_;
   const size_t n_operands_;
-  std::vector<size_t> width_at_;  // in extents_
+  std::vector<size_t> width_at_;  // indices into extents_
 };
 
 void run(Device device, const TableCall& call) {

@@ -1,4 +1,4 @@
-// How the CPU's code is launched: on the CPU, and on devices whose kernels are host code that runs late.
+// How the CPU's code is launched: on the CPU, and on devices whose kernels are host code that runs asynchronously.
 #pragma once
 
 #include "rondo/compile/target/launch.h"

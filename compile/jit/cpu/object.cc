@@ -20,7 +20,7 @@
 namespace rondo::compile {
 namespace {
 
-constexpr uint64_t kMaxBytes = 16 << 20;  // kernels have some kB
+constexpr uint64_t kMaxBytes = 16 << 20;  // kernels have a few KB
 
 absl::Status damaged(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("object code: ", std::string(what)));
@@ -37,8 +37,8 @@ struct Placed {
   std::string_view bytes;
 };
 
-// A kind of relocation: what is written at a place for a symbol's address plus an addend. The ABIs' names and formulas:
-// "System V ABI, AMD64", 4.4.1, and "ELF for the Arm 64-bit Architecture", 5.7.
+// A kind of relocation: says what is written at a place, from a symbol's address plus an addend. Names and formulas are
+// those of "System V ABI, AMD64", 4.4.1, and "ELF for the Arm 64-bit Architecture", 5.7.
 struct Relocation {
   enum Value {
     kAddress,
@@ -56,8 +56,8 @@ struct Relocation {
   uint32_t type;
   Value value;
   Field field;
-  int bits;   // the field's; signed but for kInPage
-  int scale;  // so many low bits of the value must be 0, and are left out
+  int bits;   // of the field; it is signed, except for kInPage
+  int scale;  // this many low bits of the value must be 0, and are not stored
   uint64_t width() const { return field == kWhole && bits == 64 ? 8 : 4; }
 };
 #if defined(__aarch64__)
@@ -91,14 +91,14 @@ const Relocation* find_relocation(uint64_t type) {
   return found == std::end(kRelocations) ? nullptr : found;
 }
 
-// One of them, where it stands: addresses in the image, which begins with a page.
+// A relocation at its place. Addresses are relative to the image, which begins at a page.
 struct Patch {
   const Relocation* relocation;
   uint64_t place;
   uint64_t target;
   int64_t addend;
 
-  // For an image at `base`. Image and addend are small, so nothing overflows.
+  // The value to write if the image lies at `base`. Image and addend are small, so nothing overflows.
   int64_t value(uint64_t base) const {
     constexpr int64_t kInPage = 4095;
     const int64_t at = static_cast<int64_t>(target) + addend;
@@ -110,7 +110,7 @@ struct Patch {
     }
     return 0;
   }
-  // Whether the field holds the value.
+  // True if the value fits into the field.
   bool fits() const {
     if (relocation->value == Relocation::kAddress) return true;
     const int64_t whole = value(0), stored = whole >> relocation->scale;
@@ -121,7 +121,7 @@ struct Patch {
   }
 };
 
-// The facts of an object that place_object needs: checked, but for whether patches fit.
+// The facts of an object that place_object() needs. They are checked, except for whether patches fit.
 struct Image {
   uint64_t size = 0;
   uint64_t entry = 0;
@@ -144,7 +144,7 @@ class Parser {
   }
 
  private:
-  // Bytes [offset, offset + size) of the object, or nothing.
+  // `out` gets bytes [offset, offset + size) of the object. Returns false if they are not all inside.
   bool slice(uint64_t offset, uint64_t size, std::string_view& out) const {
     if (offset > object_.size() || size > object_.size() - offset) return false;
     out = object_.substr(offset, size);
@@ -227,7 +227,7 @@ class Parser {
     const std::string_view rest = names_.substr(symbol.st_name);
     return rest.substr(0, rest.find('\0'));
   }
-  // Defined in a section that is placed.
+  // True if the symbol is defined in a section that is placed.
   bool inside(const Elf64_Sym& symbol) const {
     return symbol.st_shndx < image_.sections.size() && image_.sections[symbol.st_shndx].used &&
            symbol.st_value <= image_.sections[symbol.st_shndx].bytes.size();
@@ -264,7 +264,7 @@ class Parser {
   Image image_;
 };
 
-// Pages of our own.
+// Code in pages that this object owns.
 class MappedCode final : public MachineCode {
  public:
   MappedCode(std::byte* pages, size_t bytes, uint64_t entry)
@@ -282,7 +282,7 @@ class MappedCode final : public MachineCode {
   size_t bytes_;
 };
 
-// `bits` in place of those of an instruction that the mask names.
+// Replaces those bits of the instruction at `at` that are set in `mask` by the same bits of `bits`.
 void set_bits(std::byte* at, uint32_t mask, uint32_t bits) {
   uint32_t instruction;
   std::memcpy(&instruction, at, sizeof(instruction));
@@ -334,7 +334,7 @@ absl::StatusOr<std::shared_ptr<const MachineCode>> place_object(std::string_view
   if (pages == MAP_FAILED)
     return absl::ResourceExhaustedError(absl::StrCat("memory for code: ", std::generic_category().message(errno)));
   write_image(*image, static_cast<std::byte*>(pages));
-  // The processor may have older instructions of these addresses (nothing to do on x86).
+  // The processor may have cached older instructions from these addresses (x86 needs no action).
   __builtin___clear_cache(static_cast<char*>(pages), static_cast<char*>(pages) + bytes);
   if (::mprotect(pages, bytes, PROT_READ | PROT_EXEC) != 0) {
     const std::string reason = std::generic_category().message(errno);

@@ -1,9 +1,9 @@
-// Loads machine code: places one relocatable ELF object, as our code generator writes them, in executable memory. A
-// process that finds its kernels in a cache needs nothing else, LLVM least of all.
+// Loads machine code: places one relocatable ELF object, as our code generator writes it, in executable memory. A
+// process that finds its kernels in a cache needs nothing else: it does not need LLVM.
 //
-// The object is not trusted further than its checksum: every offset, size and index is checked before it is used, and
-// whatever is not known to be right is refused. The code in it is trusted: who can write the file can run code as the
-// user, so caches check who could (disk_cache.h).
+// The object's structure is not trusted, even if its checksum is right: every offset, size and index is checked before
+// use, and anything unknown is refused. Its code is trusted: whoever can write the file can run code as the user, so
+// caches check who can write it (disk_cache.h).
 #pragma once
 
 #include <memory>
@@ -14,13 +14,13 @@
 
 namespace rondo::compile {
 
-// True if place_object can work on this processor (x86-64, aarch64). Elsewhere LLVM's linker places code, and nothing
-// is cached on disk.
+// True if place_object() supports this processor (x86-64, aarch64). On others LLVM's linker places code, and nothing is
+// cached on disk.
 bool can_place_objects();
 
-// The object, callable. Pages are written first and made executable then, never both. kInvalidArgument: not an object
-// of ours, or damaged; kUnimplemented: beyond this loader (it calls a library function, say); kResourceExhausted: the
-// system gave no executable memory.
+// Places the object, so that it can be called. Pages are first written, then made executable; they are never both at
+// once. kInvalidArgument: damaged, or not one of our objects. kUnimplemented: this loader cannot place it (for example,
+// it calls a library function). kResourceExhausted: the system gave no executable memory.
 absl::StatusOr<std::shared_ptr<const MachineCode>> place_object(std::string_view object);
 
 // The checks of place_object, without placing anything.

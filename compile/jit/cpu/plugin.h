@@ -1,5 +1,5 @@
-// The LLVM plug-in's (toolchain_llvm.cc) offer to toolchain.cc: a table of functions behind one exported symbol.
-// Nothing polymorphic and no exceptions cross the border, because the plug-in is built without RTTI, as LLVM is.
+// The interface of the LLVM plug-in (toolchain_llvm.cc) for toolchain.cc: a table of functions behind one exported
+// symbol. No polymorphic object and no exception crosses it, because the plug-in is built without RTTI, as LLVM is.
 // Thread safe.
 #pragma once
 
@@ -11,12 +11,12 @@
 
 namespace rondo::compile {
 
-// Changes whenever the layout of anything that crosses the border does, or the way in which kernels are called: a
-// plug-in left over from another build must be refused, not called, and so must its code.
+// Changes whenever the layout of a type that crosses the interface changes, or the way in which kernels are called. A
+// plug-in left over from another build, and its code, must be refused.
 inline constexpr uint64_t kPluginAbi = 9 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 +
                                        sizeof(JitOptions);
 
-// Every kernel object defines this symbol: names are no part of a kernel.
+// The symbol that every kernel object defines: a kernel's own name is not part of its code.
 inline constexpr const char* kKernelSymbol = "rondo_kernel";
 
 // The processor that code is generated for.
@@ -27,7 +27,7 @@ struct CodeCpu {
   std::string features;
 };
 
-// Code that LLVM's linker placed.
+// Code that LLVM's linker has placed in memory.
 struct LinkedCode {
   void* code = nullptr;  // owned by the caller; given back with JitPlugin::release
   KernelEntry entry = nullptr;
@@ -40,7 +40,7 @@ struct JitResult {
   std::string error;         // empty if all went well
 };
 
-// Those that return false had no memory for LLVM, now or earlier: Note [LLVM without memory] in toolchain_llvm.cc.
+// A function returns false if LLVM had no memory, now or earlier: Note [LLVM without memory] in toolchain_llvm.cc.
 struct JitPlugin {
   uint64_t abi;
   const char* (*build)();  // build_hash

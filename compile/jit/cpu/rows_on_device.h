@@ -1,4 +1,4 @@
-// The rows of a table in a device's memory, for host code that runs late on devices that do not read host memory.
+// The rows of a table in a device's memory: for devices that run host code asynchronously and cannot read host memory.
 #pragma once
 
 #include "rondo/compile/target/table.h"
@@ -6,7 +6,7 @@
 
 namespace rondo::compile::cpu {
 
-// One block, written and freed in stream order: work that is enqueued while this lives may read it.
+// One block of memory, written and freed in stream order. Work that is enqueued while this lives may read it.
 class RowsOnDevice {
  public:
   // `rows` is host memory.

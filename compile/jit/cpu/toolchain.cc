@@ -27,7 +27,7 @@
 #include "rondo/runtime/io/trusted_file.h"
 
 #ifndef RONDO_STATIC_JIT
-// The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined beside
+// The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined outside
 // this library: by the shared library's build, by find_package(rondo) in programs that link archives, or not at all.
 extern "C" {
 extern const char rondo_plugin_folder[] __attribute__((weak));
@@ -47,11 +47,11 @@ void check_memory(bool entered) {
   throw NoCodeGenerator("compile: LLVM ran out of memory earlier, so this process does not enter it again");
 }
 
-// While one lives, a kernel is compiled. The plug-in rests when memory grows (memory.h, on_growth) and nothing was
-// compiled for a while: the peak of a training process then does not hold LLVM's code.
+// One lives while a kernel is compiled. When the process's memory grows (memory.h, on_growth) and nothing was compiled
+// for a while, the plug-in gives back its memory (rest()). So the peak of a training process does not include LLVM.
 class Compiling {
  public:
-  // Nothing of `plugin` is compiled now.
+  // Call while `plugin` compiles nothing.
   static void watch(const JitPlugin& plugin) {
     plugin.rest();  // to relocate LLVM, the dynamic linker has read 20 MB that nobody reads again
     plugin_.store(&plugin);
@@ -70,8 +70,8 @@ class Compiling {
   Compiling& operator=(const Compiling&) = delete;
 
  private:
-  // A first step compiles one block after the other. To rest after each would make compiling DDRNet 1.25 times as long
-  // (median of 7 pairs).
+  // A first step compiles one block after the other. Calling rest() after each would make compiling DDRNet take 1.25
+  // times as long (median of 7 pairs).
   static constexpr int64_t kIdleMs = 50;
 
   static void rest() {
@@ -84,7 +84,7 @@ class Compiling {
 
   static inline std::atomic<const JitPlugin*> plugin_{nullptr};
   static inline std::atomic<int> compiling_{0};
-  static inline std::atomic<bool> awake_{false};  // it has compiled since it last rested
+  static inline std::atomic<bool> awake_{false};  // the plug-in has compiled since the last rest()
   static inline std::atomic<int64_t> last_ms_{0};
 };
 
@@ -96,7 +96,7 @@ const JitPlugin& plugin() { return *rondo_jit_plugin(); }
 
 #else
 
-// The only place that the plug-in is loaded from. No search path, run path or working directory has a say.
+// The only path from which the plug-in is loaded. It depends on no search path, run path or working directory.
 fs::path plugin_path() {
   if (const char* chosen = std::getenv("RONDO_JIT_LIBRARY"); chosen != nullptr && *chosen != '\0') return chosen;
   const char* folder = RONDO_PLUGIN_INSTALL_FOLDER;
@@ -130,8 +130,8 @@ Loaded load_checked(const std::string& path) {
   const absl::StatusOr<std::string> bytes = file->read();
   if (!bytes.ok()) return refuse(std::string(bytes.status().message()));
   if (bytes->find(build_mark()) == std::string::npos) return refuse("it belongs to another build of Rondo");
-  // Where memory runs short while LLVM's static variables are made, the process ends here. An exception would leave the
-  // dynamic linker locked.
+  // noexcept: if memory runs out while LLVM's static variables are made, the process ends here, because an exception
+  // would leave the dynamic linker locked.
   const std::string loadable = file->loadable_path();
   void* library = [&]() noexcept { return dlopen(loadable.c_str(), RTLD_LAZY | RTLD_LOCAL); }();
   if (library == nullptr) return refuse(dlerror());
@@ -140,7 +140,7 @@ Loaded load_checked(const std::string& path) {
     dlclose(library);
     return refuse("it belongs to another build of Rondo");
   }
-  // Never closed: the dynamic linker knows the library by this descriptor's name, and another file must not get it.
+  // Never closed: the dynamic linker knows the library by this descriptor's name, which no other file must get.
   static const io::TrustedFile kept = *std::move(file);
   Compiling::watch(*open());
   return {open(), ""};
@@ -166,7 +166,7 @@ const JitPlugin& plugin() {
 
 #endif
 
-// Owns what LLVM's linker placed.
+// Owns code that LLVM's linker has placed.
 class LinkedByLlvm final : public MachineCode {
  public:
   LinkedByLlvm(const JitPlugin& plugin, LinkedCode linked)
@@ -188,7 +188,7 @@ JitResult compile_for_cpu(const LoopKernel& kernel, const CodeCpu& cpu, const Ji
   JitResult result;
   const JitPlugin& jit = plugin();
   const Compiling now;
-  // LLVM clears flags when it computes constants, those of x87 as well, which no FloatingPointScope gives back.
+  // LLVM clears floating-point flags when it computes constants. FloatingPointScope does not restore those of x87.
   std::fenv_t host;
   std::feholdexcept(&host);
   const absl::Cleanup restore = [&host] { std::fesetenv(&host); };
@@ -218,7 +218,7 @@ std::shared_ptr<const MachineCode> link_object(const std::string& object) {
 void load_toolchain() { plugin(); }
 
 bool toolchain_exists() {
-  const FloatingPointScope floating_point;  // std::filesystem::path computes how far it grows
+  const FloatingPointScope floating_point;  // std::filesystem::path computes with floats when it grows
   return plugin_exists();
 }
 

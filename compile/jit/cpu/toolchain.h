@@ -1,6 +1,6 @@
-// The code generator. LLVM lives in a plug-in that is loaded with the first call of any of these, so a process that
-// finds all its kernels in a cache never maps it. Thread safe. All throw Error if the plug-in is missing or belongs to
-// another build, InternalError if LLVM refuses.
+// The code generator. LLVM is in a plug-in, which the first call of most of these functions loads. So a process that
+// finds all its kernels in a cache never maps LLVM. Thread safe. All that load it throw Error if the plug-in is missing
+// or belongs to another build, and InternalError if LLVM rejects a kernel.
 #pragma once
 
 #include <memory>
@@ -15,22 +15,22 @@ namespace rondo::compile {
 
 // Object code for kernel_cpu() (host_key.h); position independent. REQUIRES: the kernel is verified.
 std::string compile_object(const LoopKernel& kernel, const JitOptions& options);
-// The same for any processor; what `options` asks for is in the result, not in the log.
+// The same for any processor. The listings that `options` requests are in the result, not in the log.
 JitResult compile_for_cpu(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options);
 
-// As place_object, by LLVM's linker: for processors and objects that ours does not know.
+// As place_object(), but by LLVM's linker: for processors and objects that our own loader does not know.
 std::shared_ptr<const MachineCode> link_object(const std::string& object);
 
 // Loads the plug-in now.
 void load_toolchain();
 
-// The compiler, as it describes itself: LLVM's version, the target, the CPU and the features of the code. Loads the
+// The compiler's description of itself: LLVM's version, the target, the CPU and the features of the code. Loads the
 // plug-in.
 std::string jit_toolchain();
 
-// True if the plug-in is there. Does not load it.
+// True if the plug-in's file exists. Does not load it.
 bool toolchain_exists();
-// The file that it is looked for in; "" where LLVM is linked.
+// The path of the plug-in's file; "" if LLVM is linked statically.
 std::string toolchain_path();
 
 }  // namespace rondo::compile

@@ -1,7 +1,7 @@
 // The LLVM back end of toolchain.h: a loop kernel -> IR -> object code. Built as a plug-in of its own
 // (librondo_jit_llvm.so), so that a process that never compiles never maps LLVM.
 //
-// Each call works in a context of its own, so kernels compile in parallel on as many threads as callers bring.
+// Each call works in a context of its own, so callers may compile kernels in parallel on any number of threads.
 #include <link.h>
 #include <llvm/ADT/StringExtras.h>
 #include <llvm/ADT/StringMap.h>
@@ -46,7 +46,7 @@ namespace orc = llvm::orc;
 // run eagerly. A thread that is inside LLVM at that moment may wait for ever, if it needs such a lock.
 std::atomic<bool> exhausted = false;
 
-// Runs what enters LLVM. False: there was no memory for it, now or earlier.
+// Calls `run`, which enters LLVM. False: LLVM had no memory, now or earlier.
 template <class F> bool enter(F run) {
   static const bool throws = [] {
     // LLVM also allocates with malloc(). If that fails, LLVM would end the process; this handler throws instead.
@@ -63,7 +63,7 @@ template <class F> bool enter(F run) {
   }
 }
 
-// An object that LLVM works on. An exception leaves it as it is.
+// Owns an object that LLVM works on. If an exception is thrown, the object is not destroyed.
 template <class T> class Work {
  public:
   template <class... Args> explicit Work(Args&&... args) : object_(new T(std::forward<Args>(args)...)) {}
@@ -84,23 +84,22 @@ template <class T> class Work {
 struct Processor {
   std::string cpu;
   std::string features = {};
-  std::string tune = {};  // whose speeds the order of instructions follows; empty: those of `cpu`
+  std::string tune = {};  // the processor for whose speed instructions are ordered; empty: `cpu`
   bool prefers_512 = false;
 };
 
-// Measured over elementwise, normalisation and optimizer kernels: 2.2 ms a kernel, as Less takes and as fast as
-// Aggressive runs. None takes 0.6 ms, but its kernels run up to six times slower.
+// Measured over elementwise, normalisation and optimizer kernels: Default compiles in 2.2 ms a kernel, as Less does,
+// and its code is as fast as Aggressive's. None compiles in 0.6 ms, but its kernels run up to six times slower.
 constexpr llvm::CodeGenOptLevel kLevel = llvm::CodeGenOptLevel::Default;
 
-// The type in which modules and target machines take a triple. Up to LLVM 20 it is text, as it is everywhere else.
+// The type in which modules and target machines take a triple. Up to LLVM 20 it is a string.
 #if LLVM_VERSION_MAJOR < 21
 using Triple = std::string;
 #else
 using Triple = llvm::Triple;
 #endif
 
-// The architecture of this process. Never destroyed, as the sessions: code may still be running while static
-// destructors do.
+// The architecture of this process. Never destroyed, like the sessions: code may still run during static destruction.
 struct Architecture {
   std::string name = llvm::sys::getProcessTriple();
   Triple triple = Triple(name);
@@ -133,10 +132,10 @@ Processor this_host() {
   return host;
 }
 
-// Code for a named x86 or ARM uses what its kernels use, on top of what every x86-64 or aarch64 has: the check at the
-// first tensor then holds for both (runtime/base/cpu_features.h). The name, which compilers give more features than
-// that check knows, chooses speeds only. Kernels of other architectures say nothing of features: there the name does,
-// or stands for those that every processor has.
+// Code for a named x86 or ARM processor uses the features that this build's kernels use, besides those of every x86-64
+// or aarch64. So the check at the first tensor holds for both (runtime/base/cpu_features.h). The name only decides how
+// instructions are ordered, because LLVM would give it more features than that check knows. On other architectures the
+// kernels' features are unknown, so the name decides them; an unknown name stands for those that every processor has.
 Processor named(const CodeCpu& wanted) {
   const Architecture& here = architecture();
   const std::unique_ptr<const llvm::MCSubtargetInfo> known(here.target->createMCSubtargetInfo(here.name, "", ""));
@@ -148,7 +147,7 @@ Processor named(const CodeCpu& wanted) {
   llvm::StringRef(wanted.features).split(features, ' ', -1, /*KeepEmpty=*/false);
   for (const llvm::StringRef feature : features) {
     if (llvm::none_of(known->getAllProcessorFeatures(), [&](const auto& entry) { return feature == entry.Key; }))
-      continue;  // LLVM would warn, in the program's name
+      continue;  // LLVM would print a warning
     if (!processor.features.empty()) processor.features += ',';
     processor.features += ("+" + feature).str();
     processor.prefers_512 |= feature == "avx512f";
@@ -202,7 +201,7 @@ class MachineLease {
 
  private:
   Session& session_;
-  std::list<std::unique_ptr<llvm::TargetMachine>> machine_;  // one
+  std::list<std::unique_ptr<llvm::TargetMachine>> machine_;  // exactly one
 };
 
 void set_attributes(llvm::Function& function, const Processor& processor) {
@@ -210,12 +209,12 @@ void set_attributes(llvm::Function& function, const Processor& processor) {
   function.addFnAttr("target-features", processor.features);
   if (!processor.tune.empty()) function.addFnAttr("tune-cpu", processor.tune);
   function.addFnAttr(llvm::Attribute::NoUnwind);
-  // LLVM halves vectors on some CPUs by default; our lanes are sized for whole 512-bit registers.
+  // On some CPUs, LLVM uses only half of a 512-bit register by default; our lanes are sized for whole ones.
   function.addFnAttr("min-legal-vector-width", processor.prefers_512 ? "512" : "256");
   function.addFnAttr("prefer-vector-width", processor.prefers_512 ? "512" : "256");
 }
 
-// Code generation only: emit_llvm.cc leaves nothing for IR passes to gain (EarlyCSE and LICM were tried: no faster).
+// Generates code without IR passes: after emit_llvm.cc they gain nothing (EarlyCSE and LICM made nothing faster).
 std::string emit_code(llvm::Module& module, llvm::TargetMachine& machine, llvm::CodeGenFileType type,
                       llvm::SmallVectorImpl<char>& out) {
   llvm::raw_svector_ostream stream(out);
@@ -267,7 +266,7 @@ bool compile(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& opt
   });
 }
 
-// ---- LLVM's linker, for objects that ours (object.h) does not place
+// ---- LLVM's linker, for objects that our own loader (object.h) cannot place
 
 struct Linker {
   std::unique_ptr<orc::LLJIT> jit;
@@ -276,7 +275,7 @@ struct Linker {
 };
 
 Linker* make_linker() {
-  auto* linker = new Linker;  // never destroyed, as the session
+  auto* linker = new Linker;  // never destroyed, like the sessions
   auto jit = orc::LLJITBuilder()
                  .setJITTargetMachineBuilder(orc::JITTargetMachineBuilder(llvm::Triple(architecture().name)))
                  // Kernels have no static constructors, thread locals or exceptions: no platform is needed.
@@ -292,7 +291,7 @@ Linker& linker() {
   return *instance;
 }
 
-// `code` of a LinkedCode: its library in the linker.
+// What LinkedCode::code points to: the code's library in the linker.
 struct Library {
   orc::JITDylib* dylib;
 };
@@ -336,7 +335,7 @@ bool describe(const CodeCpu& cpu, std::string& toolchain) {
 // ---- LLVM's own memory
 
 #ifdef RONDO_STATIC_JIT
-void rest() {}  // LLVM's code lies among the program's
+void rest() {}  // LLVM is linked into the program
 #else
 // Unmaps the pages of LLVM's code and constants, some 50 MB that nothing reads between two compilations. They are never
 // written to, and stay in the system's file cache, from where the next compilation maps them again. (A debugger's

@@ -16,11 +16,11 @@
 namespace rondo::compile::cuda {
 namespace {
 
-constexpr size_t kMostRuns = 64;  // sizes that are remembered
+constexpr size_t kMostRuns = 64;  // the number of sizes that are remembered
 
-// The key of code that is made for a schedule which does not follow from the kernel's text.
+// The key of code for a schedule that does not follow from the kernel's text.
 std::string scheduled_text(const LoopKernel& kernel, const Schedule& schedule) {
-  const std::string packed = pack(describe(kernel, schedule));  // facts; there is no code in it
+  const std::string packed = pack(describe(kernel, schedule));  // the facts, without code
   const size_t begin = packed.find(' '), end = packed.find('\n', begin);
   return absl::StrCat(code_text(kernel), "schedule", packed.substr(begin, end - begin), "\n");
 }
@@ -54,7 +54,7 @@ KernelCode::Run KernelCode::at(const LoopKernel& kernel, const int64_t* extents)
     }
   }
   std::vector<int64_t> sizes{kernel.rows};
-  // A run is known by its rows and by the sizes that the code reads, if it reads any.
+  // The key of a run: its rows, and the sizes that the code reads, if any.
   sizes.insert(sizes.end(), extents, extents + object_.varying.size());
   const Run run = make_run(kernel);
   const std::lock_guard lock(mutex_);

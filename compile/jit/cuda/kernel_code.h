@@ -1,8 +1,8 @@
-// The code of one kernel on CUDA devices: what a KernelHandle of these targets points to. Code is loaded on a device
-// with the first launch there.
+// KernelCode: the code of one kernel on CUDA devices, to which a KernelHandle of these targets points. Code is loaded
+// on a device at the first launch there.
 //
 // The sizes of a run decide which schedule a kernel has (codegen/cuda/schedule.h). Code whose sizes vary was made for
-// one schedule; where a run has another, code for that is made once and kept, here and in the caches.
+// one schedule. If a run has another schedule, code for it is made once and kept, here and in the caches.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class KernelCode final : public MachineCode {
   static const KernelCode& of(KernelHandle handle) { return *static_cast<const KernelCode*>(handle); }
 
   const CudaObject& object() const { return object_; }
-  // The function on a device; and that which combines its partial sums. REQUIRES of the latter: it leaves some.
+  // The function on a device, and the one that combines partial sums. REQUIRES for combine(): the kernel leaves some.
   const rondo::cuda::Kernel& function(int device) const { return module_.kernel(device, 0); }
   const rondo::cuda::Kernel& combine(int device) const { return module_.kernel(device, 1); }
 
@@ -36,8 +36,8 @@ class KernelCode final : public MachineCode {
     Grid grid;
     absl::InlinedVector<int64_t, 12> integers;  // integer_arguments()
   };
-  // `kernel`: scheduled, at the sizes of the run, which are `extents`. Throws Error if other code is needed and there
-  // is no compiler.
+  // `kernel`: scheduled, at the sizes of the run. `extents`: these sizes. Throws Error if code for another schedule is
+  // needed and there is no compiler.
   Run at(const LoopKernel& kernel, const int64_t* extents) const;
   // Code for a schedule of the kernel.
   const KernelCode& for_schedule(const LoopKernel& kernel, const Schedule& schedule) const;
@@ -61,8 +61,8 @@ class KernelCode final : public MachineCode {
 
 // The source that NVRTC gets.
 std::string source_of(const LoopKernel& kernel, const Schedule& schedule);
-// The source, compiled for an architecture. Throws NoCodeGenerator if there is no NVRTC, InternalError with its log if
-// it refuses the source.
+// Compiles the source for an architecture. Throws NoCodeGenerator if there is no NVRTC, and InternalError with its log
+// if NVRTC rejects the source.
 CudaObject make_object(const LoopKernel& kernel, const Schedule& schedule, int capability);
 // Throws NoCodeGenerator if there is no NVRTC.
 void require_nvrtc();

@@ -15,7 +15,7 @@
 namespace rondo::compile::cuda {
 namespace {
 
-// cuLaunchKernel takes the address of each argument, and reads it only.
+// cuLaunchKernel takes the address of each argument, and only reads the argument.
 using Arguments = absl::InlinedVector<void*, 64>;
 template <class T> void add(Arguments& list, const T& argument) {
   list.push_back(const_cast<void*>(static_cast<const void*>(&argument)));
@@ -81,7 +81,7 @@ void launch_combine(Device device, std::span<const CombineCall> calls, const Lau
 
 namespace {
 
-// The arguments of a table's kernel, and the memory that it reads: freed in stream order, behind the launch.
+// The arguments of a table's kernel, and the memory that it reads, which is freed in stream order behind the launch.
 struct ReadyTable {
   Device device;
   Storage memory;
@@ -119,7 +119,7 @@ ReadyTable make_ready(Device device, const TableCall& call) {
     rows[i] = {0, item.rows, item.width, item.numel, item.scalars, operands};
     largest = std::max(largest, item.numel);
   }
-  // The order of sums follows from the kernel's own sizes, for items of all sizes; only indices may need more bits.
+  // The kernel's own sizes decide the order of sums for items of all sizes. Only indices may need more bits.
   Schedule schedule = code.object().schedule;
   if (largest > int64_t{1} << 30) schedule.wide = true;
   const KernelCode& made = code.for_schedule(kernel, schedule);
@@ -138,7 +138,7 @@ void launch_table(Device device, const TableCall& call, const LaunchFunctions::O
 }
 
 absl::AnyInvocable<void()> ready_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {
-  // The owner keeps the code alive, and the function is part of it.
+  // Keeps `owner`, because it keeps the code alive to which the function belongs.
   return [ready = make_ready(device, call), owner]() mutable { ready.enqueue(); };
 }
 

@@ -1,5 +1,5 @@
-// The result of a CUDA target's compiler for one kernel: machine code, and the facts that its launches need. As bytes
-// it lies in caches and artifacts:
+// The result of a CUDA target's compiler for one kernel: machine code, and the facts that its launches need. In caches
+// and artifacts it has these bytes:
 //
 //   "RONDOCU1", XXH64 of all that follows, a line of words (object.cc), the cubin, the PTX
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace rondo::compile::cuda {
 
-// The function that combines partial sums, in every object that leaves some.
+// The name of the function that combines partial sums. Every object whose kernel leaves partial sums contains it.
 inline constexpr const char* kCombineName = "rondo_combine";
 
 struct CudaObject {
@@ -27,11 +27,11 @@ struct CudaObject {
   rondo::cuda::Image image;
 };
 
-// The facts of a kernel; no code yet.
+// Returns an object with the facts of a kernel, without code.
 CudaObject describe(const LoopKernel& kernel, const Schedule& schedule);
 
 std::string pack(const CudaObject& object);
-// kInvalidArgument with the reason: no object of ours, or damaged.
+// kInvalidArgument, with the reason: the bytes are damaged, or not one of our objects.
 absl::StatusOr<CudaObject> unpack_object(std::string_view bytes);
 
 }  // namespace rondo::compile::cuda

@@ -45,7 +45,7 @@ template <int kCapability> struct Architecture {
 
   static std::string name() { return absl::StrCat("cuda sm_", kCapability); }
 
-  // One for each NVRTC that this process has used; tests use several.
+  // There is a key for each NVRTC that this process has used; tests use several.
   static const io::HostKey& key() {
     static std::mutex mutex;
     static auto* const keys = new std::map<std::string, io::HostKey>;
@@ -109,8 +109,8 @@ template <int kCapability> constexpr Target make_target() {
       .compile = &Its::compile,
       .place = &Its::place,
       .check = &check,
-      // A launch has room for 4 KiB of parameters. A grid covers all elements. Values are read 16 bytes at a time, by
-      // warps that share lines of 128.
+      // A launch has room for 4 KiB of parameters. A grid covers all elements. Threads read 16 bytes at a time, and the
+      // threads of a warp share cache lines of 128 bytes.
       .capabilities = {.most_operands = 48,
                        .alignment = 256,
                        .grain = 0,

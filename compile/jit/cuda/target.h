@@ -1,5 +1,5 @@
-// CUDA's targets, one for each architecture that differs in what its machine code may be. Plans and code are made
-// without a device, by NVRTC.
+// CUDA's targets, one for each architecture with machine code of its own. Plans and code are made without a device:
+// NVRTC compiles the code.
 #pragma once
 
 #include "rondo/compile/target/target.h"
