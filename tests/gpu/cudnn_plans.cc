@@ -208,14 +208,18 @@ DnnAttention attention(const Heads& h, DType dtype) {
 void write(const Cudnn& library, const char* driver, std::ostream& out) {
   Table table(library);
   out << "# Plans of cuDNN for the models\n\n"
-      << "Made by `tests/gpu/cudnn_plans.sh` with cuDNN " << version_of(library) << ", " << driver
-      << ". No device was there: plans are made from the\ndescriptions of an A100 (sm_80), an H100 (sm_90) and a B200 "
-         "(sm_100) in `dnn_plan.cc`, and nothing was run. Each plan's text was read\nback by the library (its "
-         "workspace "
-         "compared). A cell is the engine's number, its workspace, and notes: t tensor cores, r operands rounded\nto "
-         "TF32, w Winograd, f FFT, c its code is compiled when the plan is made, g native CUDA graphs, l cuBLASLt. "
-         "Engines "
-         "are chosen as\nNote [Engines] in `dnn_plan.h` says.\n\n## Convolutions, bf16, channels last\n\n"
+      << "Made by `tests/gpu/cudnn_plans.sh` with cuDNN " << version_of(library) << ", " << driver << R"(. There was no
+device, and nothing was run. The plans are made from the descriptions of an A100 (sm_80), an H100 (sm_90) and a B200
+(sm_100) in `dnn_plan.cc`. cuDNN has read back the text of each plan, and the workspace was compared. Note [Engines] in
+`dnn_plan.h` says how engines are chosen.
+
+A cell has the engine's number, its workspace, and notes: t tensor cores; r operands rounded to TF32; w Winograd; f FFT;
+c its code is compiled when the plan is made; g native CUDA graphs; l cuBLASLt. In the column "computes", y is the
+convolution's result, dx and dw are the gradients of its input and of its weight.
+
+## Convolutions, bf16, channels last
+
+)"
       << "| model | x | weight | computes | sm_80 | sm_90 | sm_100 |\n|---|---|---|---|---|---|---|\n";
   for (const Layer& l : kLayers)
     for (int d = 0; d < kDirections; ++d) {

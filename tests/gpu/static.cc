@@ -99,11 +99,9 @@ class Report {
     }
     if (broken_.empty())
       line(
-          "- All hold: nothing is spilled, promised 16-byte accesses are there, no access is generic (the compiler "
-          "knows "
-          "that it is of global memory), no kernel with 1% of a step's sectors moves more than 1.1 times those that "
-          "its "
-          "bytes fill, all kernels but products move at most 1.1 times the step's bytes.");
+          R"(- All gates hold. No kernel spills registers. Promised 16-byte accesses are there. The compiler knows that each access
+  is to global memory (none is generic). No kernel with 1% or more of a step's sectors accesses more than 1.1 times the
+  sectors that its bytes fill. All kernels but products move at most 1.1 times the step's bytes.)");
     return broken_.empty();
   }
 
@@ -156,20 +154,25 @@ bool write_report(const std::string& path, const std::string& folder, const std:
   Report report(path, nvdisasm);
   report.line("# What is known of the kernels without a GPU\n");
   report.line(absl::StrCat(
-      "Written by `tests/gpu/static.sh`; no line of this is a measurement of a GPU. Machine code is NVRTC ",
-      cuda::version_of(*nvrtc),
-      "'s; nothing has run it. Registers, stack (which spills would need) and shared memory are the cubins'. "
-      "Threads of a multiprocessor that run at once come from `cuda_occupancy.h`; each has the bytes in flight that "
-      "the loads "
-      "of its longest stretch without a branch ask for. Loads and stores are instructions for global memory; \u2713: "
-      "the "
-      "schedule promises 16-byte ones. "
-      "Sectors: what the source executor counts for each sector that the bytes fill, "
-      "in a "
-      "step of a smaller model on the fake device, (small): less than 1% of the step's; -: not counted (accesses by "
-      "hand that do not go through the "
-      "kernels' "
-      "functions for memory).\n"));
+      R"(Written by `tests/gpu/static.sh`. No line of this file is a measurement of a GPU. The machine code is NVRTC )",
+      cuda::version_of(*nvrtc), R"('s, and
+nothing has run it. The columns:
+
+- threads: of a block, in the kernel's largest launch.
+- registers, stack, shared: as the compiled kernel says; stack and shared memory in bytes. Spilled registers would need
+  stack.
+- threads an SM: how many threads of a multiprocessor run at once, by `cuda_occupancy.h`.
+- bytes in flight an SM: these threads, times the bytes that one thread loads in its longest piece of code without a
+  branch.
+- 16-byte loads, 16-byte stores: how many of the kernel's load and store instructions for global memory access 16 bytes.
+  ✓: the kernel's schedule guarantees 16-byte accesses.
+- sectors: the memory sectors that the kernel accesses, divided by the fewest sectors that could hold its bytes. The
+  source executor counts them in a step of a smaller model on the fake device. (small): less than 1% of the step's
+  sectors. -: not counted. These are hand-written kernels ("by hand") that do not access memory through the kernels'
+  functions for memory, and some kernels of the optimizer.
+- In the tables of bytes, ideal is the bytes that the kernel would have to move at least; of it: the bytes that it moves,
+  divided by the ideal; asked of the second cache: the bytes that multiprocessors request from the second-level cache.
+)"));
   for (const auto& [dtype, title] : kSteps) {
     std::map<std::string, Sectors> sectors;
     std::ifstream counted(part_of(folder, dtype, "sectors"));

@@ -9,7 +9,7 @@ import pathlib
 
 from unicode_tables import mapping_runs, ranges, section
 
-OUT = pathlib.Path(__file__).resolve().parents[2] / "runtime" / "text" / "jinja" / "case_data.inc"
+OUT = pathlib.Path(__file__).resolve().parents[2] / "runtime" / "chat" / "jinja" / "case_data.inc"
 POINTS = [p for p in range(0x80, 0x110000) if not 0xD800 <= p < 0xE000]
 
 
