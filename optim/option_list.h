@@ -97,7 +97,7 @@ template <class Options, class... T> class OptionList {
  public:
   constexpr explicit OptionList(Option<Options, T>... options) requires NamesEveryMember<Options, T...>
       : options_(options...) {}
-  // Changes an option to what the visitor makes of its number.
+  // Passes each option to the visitor as a double, and stores in the option what the visitor leaves there.
   void visit(Options& o, OptionVisitor visitor) const {
     std::apply([&](const auto&... option) { (visit_one(option, o.*option.member, visitor), ...); }, options_);
   }

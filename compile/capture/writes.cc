@@ -400,7 +400,8 @@ ValueId WritingTrace::rebuild_view(ValueId view, ValueId root) {
   return shown;
 }
 
-// Records one view directly of the root, so that its gradient joins the root's as on the eager tape.
+// Records the view again, in one step from the root, so that its gradient is added to the root's gradient, as on the
+// eager tape.
 ValueId WritingTrace::rebuild_view_with_history(ValueId view, ValueId root) {
   return rebuild_as_view_of_root(view, root, true);
 }

@@ -224,7 +224,7 @@ OtherSizes OtherRecordings::map(absl::FunctionRef<Graph(const Graph&)> derive) c
     try {
       return derive(*graph);
     } catch (const std::exception&) {
-      return std::nullopt;  // the recording at these sizes is a guess, which does not fit together
+      return std::nullopt;  // the sizes were guessed, and some op of the recording refuses them
     }
   };
   return {derived(next_), derived(smallest_), derived(largest_)};

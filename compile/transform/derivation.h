@@ -27,8 +27,8 @@ struct Derivation {
   // For Partition: its options, and an earlier partition whose choice of kept values is taken over (null: none).
   CompileOptions options = {};
   const Partition* like = nullptr;
-  // Values of the recording that backwards read. Null: the values that this backward reads, and those that a backward
-  // needs which runs the recording again.
+  // Values of the recording that backwards read. Null: the values that this backward reads, and the values that are
+  // needed to run the recording again.
   const std::vector<ValueId>* saved = nullptr;
   uint64_t disabled = disabled_stages();
   // If set, called with the backward right after it is derived, before layouts and partition.

@@ -195,7 +195,7 @@ class Mesh {
     }
   }
 
-  // False if the stranger must be dropped: it is invalid, or has become a connection.
+  // False if `s` must leave the list of strangers: its hello is invalid, or it has become a connection.
   bool examine(Stranger& s) {
     char bytes[sizeof(Hello)];
     const ssize_t n = ::recv(s.socket.get(), bytes, sizeof bytes - s.bytes.size(), 0);

@@ -55,7 +55,7 @@ struct TrainerOptions {
 
   std::string output_dir = {};        // of the checkpoints; empty: none are written
   int64_t save_steps = 500;           // 0: at the end of each epoch. There is always a checkpoint when train() returns
-  int save_total_limit = 2;           // so many of the newest checkpoints are kept
+  int save_total_limit = 2;           // this number of the newest checkpoints is kept
   bool overwrite_output_dir = false;  // a new run deletes the checkpoints of an older one; otherwise they are an error
   // Checkpoints leave out frozen parameters, which must be the same when resuming. nullopt: if an adapter is active.
   std::optional<bool> save_only_trainable = std::nullopt;
@@ -70,7 +70,8 @@ int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
 
 // Batches in a step, all processes together.
 int64_t batches_of_step(const TrainerOptions& options);
-// Optimizer steps in an epoch of `batches`, all processes together. The last step has the batches that are left.
+// Optimizer steps in an epoch. `batches` counts the batches of all processes. The last step takes the batches that are
+// left, which may be fewer.
 int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches);
 
 struct TrainResult {

@@ -23,7 +23,8 @@ void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, 
 }
 
 void InferContext::fail(std::string_view what) const {
-  // Shapes come from `inputs_`, dtypes from `given_`: promotion, autocast and index_operand() change only dtypes.
+  // The message shows the inputs as the caller gave them. `inputs_` may be converted already (promotion, autocast,
+  // index_operand()), which changes dtypes but not shapes. So the dtypes come from `given_`.
   std::string shapes;
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!inputs_[i]->defined()) continue;

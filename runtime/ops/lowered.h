@@ -17,8 +17,9 @@ bool keeps_copy(const Tensor& tensor);
 // share the memory, so the result must not be written to.
 Tensor lowered(const Tensor& parameter, DType dtype);
 
-// For optimizers, which can write the copy in the pass that updates the parameter.
-// The dtype of the copy if it was used since it was last written, otherwise nullopt.
+// ---- For optimizers, which can write a parameter's copy in the pass that updates the parameter
+
+// The dtype of the parameter's copy if the copy was used after it was last written, otherwise nullopt.
 std::optional<DType> copy_in_use(const Tensor& parameter);
 // Memory for the parameter's next copy in this dtype: the present copy's memory if nobody else holds it.
 Tensor copy_to_write(const Tensor& parameter, DType dtype);

@@ -79,7 +79,8 @@ constexpr OpDef kStridedView = {
         },
     .grad =
         [](const GradContext& g) {
-          // As for a view whose base was overwritten: Note [Views].
+          // Adds the gradient to its window of the total gradient, in place, as for a view whose base was overwritten:
+          // Note [Views].
           const Window window = window_of(g.attrs(), 1, g.integer(0));
           Tensor total = g.take_total(0);
           if (total.defined() && total.dtype() == g.grad_out().dtype()) {

@@ -210,8 +210,8 @@ void write(const Cudnn& library, const char* driver, std::ostream& out) {
   out << "# Plans of cuDNN for the models\n\n"
       << "Made by `tests/gpu/cudnn_plans.sh` with cuDNN " << version_of(library) << ", " << driver << R"(. There was no
 device, and nothing was run. The plans are made from the descriptions of an A100 (sm_80), an H100 (sm_90) and a B200
-(sm_100) in `dnn_plan.cc`. cuDNN has read back the text of each plan, and the workspace was compared. Note [Engines] in
-`dnn_plan.h` says how engines are chosen.
+(sm_100) in `dnn_plan.cc`. cuDNN has read back the text of each plan, and gave a plan with the same workspace.
+Note [Engines] in `dnn_plan.h` says how engines are chosen.
 
 A cell has the engine's number, its workspace, and notes: t tensor cores; r operands rounded to TF32; w Winograd; f FFT;
 c its code is compiled when the plan is made; g native CUDA graphs; l cuBLASLt. In the column "computes", y is the
