@@ -84,11 +84,17 @@ constexpr OpDef kPermute = {
     .kind = OpKind::kView,
     .infer =
         [](InferContext& c) {
+          const int rank = c.sizes(0).rank();
           Dims sizes, strides;
+          uint32_t taken = 0;  // dimensions, a bit each
           for (int64_t d : c.attrs().ints) {
+            if (d < 0 || d >= rank || (taken >> d & 1u) != 0) break;
+            taken |= 1u << d;
             sizes.push_back(c.sizes(0)[static_cast<int>(d)]);
             strides.push_back(c.strides(0)[static_cast<int>(d)]);
           }
+          if (sizes.rank() != rank || std::ssize(c.attrs().ints) != rank) [[unlikely]]
+            c.fail("needs every dimension of the input once");
           c.view(sizes, strides, c.offset(0));
         },
     .grad =

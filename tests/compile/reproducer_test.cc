@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/lower.h"
@@ -305,6 +306,15 @@ TEST_F(Reproducers, AWholeGraphCompiles) {
     EXPECT_EQ(text, expected);
     EXPECT_GT(program->stats().kernels, 3);
   }
+}
+
+// Numbers of a call come from the text, too: an op checks them before it reads by them.
+TEST_F(Reproducers, APermutationOfDimensionsThatAreNotThere) {
+  for (const char* dims : {"99999, 0", "0, 2147483647", "-1, 0", "0, 0", "1", "1, 0, 2"})
+    EXPECT_THROW(replay(parse_reproducer(absl::StrCat(
+                     "input %0: f32[2, 3]\n%1: f32[3, 2] strides[1, 3] of %0 = permute(%0, ", dims, ")\nreturn %1\n"))),
+                 std::exception)
+        << dims;
 }
 
 TEST_F(Reproducers, FilesThatAreNone) {
