@@ -28,7 +28,7 @@ constexpr OpList kSoftOps = {&kSoftsign};
 }  // namespace rondo::ops
 TEXT
 # 2. The list among all lists.
-insert runtime/ops/table.h '// Ops that another file uses' <<'TEXT'
+insert runtime/ops/table.h 'extern const OpList kElementwiseOps' <<'TEXT'
 extern const OpList kSoftOps;
 TEXT
 insert runtime/ops/table.cc '    &kElementwiseOps,' <<'TEXT'

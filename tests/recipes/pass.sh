@@ -21,7 +21,7 @@ std::optional<Graph> survey(const Graph& graph) {
 
 }  // namespace rondo::compile
 TEXT
-insert compile/transform/passes.h '// True if the node' <<'TEXT'
+insert compile/transform/passes.h '}  // namespace rondo::compile' <<'TEXT'
 // Looks at every node and changes none.
 std::optional<Graph> survey(const Graph& graph);
 
