@@ -51,7 +51,8 @@ std::string artifact_bytes();
 // ArtifactError with the reason and what to do; FileError if the file cannot be read, or if a user other than us or
 // root owns the file or could have written it.
 int load_artifacts(const std::string& path);
-// Reads to the end of the stream. The caller must know who could have written it.
+// Reads to the end of the stream. The caller must know who could have written it. Throws Error if the stream has failed
+// already, and ArtifactError.
 int load_artifacts(std::istream& in);
 int load_artifact_bytes(std::string_view bytes);
 

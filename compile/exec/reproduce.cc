@@ -26,6 +26,15 @@ std::vector<int32_t> parse_list(Scanner& in, size_t below) {
   return list;
 }
 
+// The stages up to assemble copy values in order, so a value cannot be part of a later one.
+const Graph& without_parts(const Graph& graph) {
+  for (size_t id = 0; id < graph.values.size(); ++id)
+    if (const ValueId root = graph.values[id].root; root > static_cast<ValueId>(id))
+      throw Error(absl::StrCat("%", id, " is part of %", root, ", a later value: the stage \"assemble\" made this ",
+                               "graph, and only later stages can replay it"));
+  return graph;
+}
+
 // What derivation.cc writes behind the recording.
 void parse_derivation(Scanner& in, Reproducer& r) {
   if (in.accept("recompute")) {
@@ -121,13 +130,13 @@ std::string replay(const Reproducer& r) {
   }
   if (r.stage == "compile") {
     std::string text;
-    const std::shared_ptr<const Program> program = Program::compile(graph());
+    const std::shared_ptr<const Program> program = Program::compile(without_parts(graph()));
     for (const LoweredUnit& kernel : program->plan().kernels) text += to_string(kernel.kernel);
     return text;
   }
-  if (const std::optional<CompilerStage> stage = find_stage(r.stage, StageUse::kPlant);
-      stage && *stage >= CompilerStage::kDifferentiate && *stage <= CompilerStage::kPartition) {
-    verify(graph());
+  const std::optional<CompilerStage> stage = find_stage(r.stage, StageUse::kPlant);
+  if (stage && *stage >= CompilerStage::kDifferentiate && *stage <= CompilerStage::kPartition) {
+    verify(without_parts(graph()));
     return to_string(derive(graph(),
                             {.arriving = &r.arriving,
                              .lays_out = !r.options.exact,
@@ -135,7 +144,8 @@ std::string replay(const Reproducer& r) {
                              .saved = r.saved ? &*r.saved : nullptr},
                             *stage));
   }
-  return to_string(run_pass(r.stage, graph(), r.options));
+  const bool copies_in_order = stage && *stage >= CompilerStage::kDecompose && *stage <= CompilerStage::kAssemble;
+  return to_string(run_pass(r.stage, copies_in_order ? without_parts(graph()) : graph(), r.options));
 }
 
 }  // namespace rondo::compile

@@ -143,6 +143,7 @@ int load_artifacts(const std::string& path) {
 }
 int load_artifacts(std::istream& in) {
   return within_memory("load_artifacts", [&] {
+    if (!in) throw Error("load_artifacts: the stream has failed already; did its file open?");
     const std::string bytes{std::istreambuf_iterator<char>(in), {}};
     return load(bytes, kNoPath);
   });

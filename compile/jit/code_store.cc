@@ -175,6 +175,11 @@ CacheReport CodeStore::report() const {
   return report;
 }
 
+void CodeStore::count_from_memory(int64_t kernels) {
+  const std::lock_guard lock(mutex_);
+  counts_.from_memory += kernels;
+}
+
 int64_t CodeStore::forget() {
   {
     const std::lock_guard lock(mutex_);

@@ -46,6 +46,8 @@ class CodeStore {
   KernelFile contents() const { return objects_.contents(); }
   // Takes the code of an artifact. kInvalidArgument: damaged. kFailedPrecondition: for another host; takes nothing.
   absl::Status take(KernelFile file);
+  // Counts kernels that were not asked for here because the kernel table had them.
+  void count_from_memory(int64_t kernels);
   CacheReport report() const;
   int64_t forget();                      // returns the number of kernels that it forgot
   static int64_t forget_all();           // the same for all stores of this process

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 
+#include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/jit/kernel_variants.h"
 #include "rondo/runtime/device/memory.h"
 
@@ -17,6 +18,7 @@ class KernelTable {
   CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
                                   std::span<const KernelUse> uses, const Target& target) {
     CompiledKernels result;
+    size_t found = 0;
     for (bool all_there = false; !all_there;) {
       std::vector<std::shared_ptr<KernelSlot>> slots(kernels.size());  // of each kernel
       std::vector<LoopKernel> missing;
@@ -30,6 +32,7 @@ class KernelTable {
         result.fresh += code->fresh();
       }
       result.added += static_cast<int>(missing.size());
+      found = kernels.size() - missing.size();
       std::unique_lock lock(mutex_);
       result.kernels.clear();
       all_there = true;
@@ -40,6 +43,7 @@ class KernelTable {
         result.kernels.push_back(slot->kernel);
       }
     }
+    if (found > 0) CodeStore::of(target).count_from_memory(static_cast<int64_t>(found));
     return result;
   }
 

@@ -29,7 +29,7 @@ void AverageDelivery::deliver_all() {
   while (next_ < sender_.reducers().size()) deliver(next_++);
 }
 
-void AverageDelivery::deliver(size_t b) {
+void AverageDelivery::deliver(size_t b) try {
   const NoGrad off;
   BucketReducer& reducer = sender_.reducers()[b];
   std::exchange(reducer.work, Work()).wait();
@@ -45,6 +45,11 @@ void AverageDelivery::deliver(size_t b) {
   for (size_t k = 0; k < reducer.has_average.size(); ++k)
     if (reducer.has_average[k]) step_.gradients[reducer.parameters()[k]].delivered = true;
   takers_.deliver(b, reducer, /*early=*/true);
+} catch (const std::exception& error) {
+  // The bucket is not delivered again, so no rank may use this step.
+  step_failed_ = true;
+  step_.note(absl::StrCat("what uses the gradients failed: ", error.what()));
+  throw;
 }
 
 // Host memory: reads the tag (Note [Tags] in bucket_reducer.h). Returns false if the average must not be used.

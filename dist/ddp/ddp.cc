@@ -286,17 +286,14 @@ void DistributedDataParallel::finish() {
   if (step_->async_device) group_->check_usable("DistributedDataParallel::finish");
   if (!learned_) sender_->set_plan(agree_on_plan(model_, *step_, *takers_));
   sender_->send_all();
-  // If a listener throws, this rank still takes part in the exchange, and throws after it: the other ranks must not
-  // wait. Only OutOfMemoryError is thrown at once.
+  // If a listener throws, or memory runs out, this rank still takes part in the exchange, and throws afterwards: the
+  // other ranks must not wait.
   std::exception_ptr failed;
   if (!step_->async_device) {
     try {
       delivery_->deliver_all();
-    } catch (const OutOfMemoryError&) {
-      throw;
-    } catch (const std::exception& error) {
+    } catch (const std::exception&) {
       failed = std::current_exception();
-      step_->note(absl::StrCat("what uses the gradients failed: ", error.what()));
     }
     delivery_->check_rows();
   }

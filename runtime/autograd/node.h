@@ -40,6 +40,14 @@ class UpdateListener;
 // The .grad of a tensor. Tape and tensor share the slot, so that backward can fill it after the tensor handle is gone.
 struct GradSlot {
   Tensor grad;
+  // Of a tensor with a history: the node that has each hook. An in-place write gives the tensor another node, and the
+  // hook stays with the old one.
+  struct HookPlace {
+    int64_t id;
+    std::weak_ptr<Node> node;
+    int output;
+  };
+  std::vector<HookPlace> hook_places;
   // The rest is for leaves only.
   std::vector<Hook> hooks;
   // Called when one backward has accumulated the leaf's whole gradient.

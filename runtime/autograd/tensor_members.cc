@@ -235,16 +235,23 @@ int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::so
   if (!hook) throw_op_error("register_hook", "the hook is empty", where);
   settle_gradient(*this, where);
   static std::atomic<int64_t> next_id{0};
+  const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);
-  auto& hooks = meta.grad_fn ? meta.grad_fn->extras_of(meta.output).hooks : slot_of(impl_).hooks;
-  hooks.push_back({next_id.fetch_add(1), std::move(hook)});
-  return hooks.back().id;
+  GradSlot& slot = slot_of(impl_);
+  if (meta.grad_fn != nullptr) slot.hook_places.push_back({id, meta.grad_fn, meta.output});
+  auto& hooks = meta.grad_fn != nullptr ? meta.grad_fn->extras_of(meta.output).hooks : slot.hooks;
+  hooks.push_back({id, std::move(hook)});
+  return id;
 }
 void Tensor::remove_hook(int64_t id, std::source_location where) {
   checked("remove_hook", where);
-  AutogradMeta& meta = meta_of(impl_);
-  auto& hooks = meta.grad_fn ? meta.grad_fn->extras_of(meta.output).hooks : slot_of(impl_).hooks;
-  std::erase_if(hooks, [id](const Hook& hook) { return hook.id == id; });
+  const auto has_id = [id](const auto& entry) { return entry.id == id; };
+  GradSlot& slot = slot_of(impl_);
+  std::erase_if(slot.hooks, has_id);
+  for (const GradSlot::HookPlace& place : slot.hook_places)
+    if (const std::shared_ptr<Node> node = place.node.lock(); node != nullptr && has_id(place))
+      std::erase_if(node->extras_of(place.output).hooks, has_id);
+  std::erase_if(slot.hook_places, has_id);
 }
 void Tensor::backward(const Tensor& grad, bool retain_graph, bool create_graph, std::source_location where) const {
   checked("backward", where);

@@ -14,7 +14,8 @@
 namespace rondo {
 
 namespace {
-constexpr const char* kNames[kNumBackends] = {"cpu", "cuda", "fake"};
+constexpr const char* kNames[] = {"cpu", "cuda", "fake"};
+static_assert(std::size(kNames) == kNumBackends);
 thread_local Device default_of_thread = kCPU;
 
 // The name of the first field that is null but may not be; null if the table is complete.

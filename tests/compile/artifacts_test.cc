@@ -82,13 +82,24 @@ TEST_F(Artifacts, HaveTheChoicesOfMaxAutotune) {
             static_cast<int>(section.kernels.size()) - choices);
 }
 
+TEST_F(Artifacts, AKernelThatTheProcessHasIsCountedAsSuch) {
+  const int64_t kernels = misses();
+  const int64_t before = compile::cache_report().from_memory;
+  test::Gate same(24);
+  same.to(kCPU);
+  const compile::Regions regions = compile::compile_module(same, {.exact = true});
+  same(x_);
+  EXPECT_EQ(compile::cache_report().from_memory - before, kernels);
+}
+
 TEST_F(Artifacts, AFailingStreamIsAnError) {
   misses();
   std::ofstream full("/dev/full");
   EXPECT_EQ(test::error_of([&] { compile::save_artifacts(full); }),
             "save_artifacts: the stream did not take the bytes");
   std::ifstream none("/nowhere/at/all");
-  EXPECT_EQ(test::error_of([&] { compile::load_artifacts(none); }), "artifacts: shorter than its header");
+  EXPECT_EQ(test::error_of([&] { compile::load_artifacts(none); }),
+            "load_artifacts: the stream has failed already; did its file open?");
 }
 
 TEST_F(Artifacts, SayWhyTheyAreRefused) {

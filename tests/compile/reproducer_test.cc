@@ -317,6 +317,23 @@ TEST_F(Reproducers, APermutationOfDimensionsThatAreNotThere) {
         << dims;
 }
 
+// What assemble has made holds values that are part of later ones. The stages before it cannot take such a graph.
+TEST_F(Reproducers, AGraphFromBehindAssembleIsRefusedByEarlierStages) {
+  const std::string text = R"(input %0: f32[2, 3]
+%1: f32[2, 3] strides[6, 1] of %3 = exp(%0)
+%2: f32[2, 3] strides[6, 1] of %3 at 3 = tanh(%0)
+%3: f32[2, 6] = cat(%1, %2, 1)
+%4: f32[2, 6] = neg(%3)
+return %3
+)";
+  for (const char* stage : {"", "stage decompose\n", "stage dce\n", "stage assemble\n", "stage differentiate\n"})
+    EXPECT_EQ(test::error_of([&] { replay(parse_reproducer(stage + text)); }),
+              "%1 is part of %3, a later value: the stage \"assemble\" made this graph, and only later stages can "
+              "replay it")
+        << stage;
+  EXPECT_NO_THROW(replay(parse_reproducer("stage fuse\n" + text)));
+}
+
 TEST_F(Reproducers, FilesThatAreNone) {
   fs::create_directories(folder_);
   const std::string path = (folder_ / "file.txt").string();

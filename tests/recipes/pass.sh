@@ -29,7 +29,7 @@ TEXT
 # 2. Its row.
 sed -i 's|^    {CompilerStage::kWiden, When::kDefaultMode, &widen},|&\n    // Nothing changes.\n    {CompilerStage::kSurvey, When::kAlways, \&plain<survey>},|' "$tree/compile/transform/pipeline.cc"
 # 3. Its stage.
-sed -i 's|^  kWiden,|&\n  kSurvey,|; s|^//   fuse        a kernel|//   survey      nothing looks at all nodes\n&|' "$tree/compile/stages/stages.h"
+sed -i 's|^  kWiden,|&\n  kSurvey,|; s|^//   fuse  |//   survey      nothing looks at all nodes\n&|' "$tree/compile/stages/stages.h"
 sed -i 's|^    {"widen", kPass},|&\n    {"survey", kPass},|' "$tree/compile/stages/stages.cc"
 changes compile/transform/survey.cc compile/transform/passes.h compile/transform/pipeline.cc compile/stages/stages.h compile/stages/stages.cc
 says compile/README.md '**A pass**' transform/passes.h transform/pipeline.cc stages/stages.h stages/stages.cc

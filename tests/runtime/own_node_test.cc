@@ -128,5 +128,24 @@ TEST(RetainedGradient, FollowsWritesInPlace) {
   EXPECT_EQ(values(w.grad()), (V{0, 144}));
 }
 
+// A hook stays with the value for which it was registered. The tensor that has moved on still removes it.
+TEST(Hooks, AreRemovedAfterAWriteInPlace) {
+  for (const bool removed : {false, true}) {
+    Tensor w = Tensor::from<float>({1, 2}, {2}).requires_grad_(), h = w * 3.0;
+    const auto twice = [](const Tensor& g) { return g * 2.0; };
+    const int64_t before = h.register_hook(twice);
+    h.mul_(2.0);
+    const int64_t after = h.register_hook(twice);
+    ops::slice(h, 0, {0, 1}).mul_(1.0);
+    if (removed) {
+      h.remove_hook(after);
+      h.remove_hook(before);
+      h.remove_hook(before);  // it is gone already
+    }
+    ops::sum(h).backward();
+    EXPECT_EQ(values(w.grad()), removed ? (V{6, 6}) : (V{24, 24}));
+  }
+}
+
 }  // namespace
 }  // namespace rondo
