@@ -14,11 +14,11 @@
 namespace rondo::memory {
 
 namespace detail {
-extern std::atomic<int> asks_for_causes;  // possible callers of Cause::describe(): memory recordings, open devices
+extern std::atomic<int> asks_for_causes;  // how many memory recordings and open devices may call Cause::describe()
 }  // namespace detail
 
 // Names the work of this thread in this scope, for Report::cause and for out-of-memory messages of a device. Does
-// nothing while no memory recording runs and no such device is in use. `prefix` and `name` must outlive the object.
+// nothing while no memory recording runs and no CUDA device is open. `prefix` and `name` must outlive the object.
 class Cause {
  public:
   Cause(const char* prefix, std::string_view name, std::source_location where) {

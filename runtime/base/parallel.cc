@@ -92,8 +92,8 @@ using PieceFn = absl::FunctionRef<void(uint32_t piece)>;
 // - flags that pieces of a kernel set (a bad index, the worst value of an anomaly, a known row of truth.cc) are
 //   relaxed: they are read only after the job is done.
 // - statistics, limits, log levels and settings for tests are relaxed: a thread may see an old value for a moment.
-// - machine code is written, the caches are cleaned (place_object()), it is made executable, and then it is handed on
-//   under a mutex.
+// - machine code: the compiling thread writes the code, cleans the caches (place_object()), makes the code executable,
+//   and then hands it on under a mutex.
 // Everything else is sequentially consistent or under a mutex. TSan runs this code on x86 (tests/nightly.sh tsan).
 class Pool {
  public:
@@ -208,7 +208,7 @@ class PoolOwner {
       pool_.store(new (std::nothrow) Pool, std::memory_order_release);
     return pool_.load(std::memory_order_relaxed);
   }
-  // Afterwards parallel_for runs inline. A pool that another thread still uses is left alone.
+  // Ends the pool's threads, unless another thread still uses the pool. Afterwards parallel_for runs inline.
   void end() {
     Pool* pool = pool_.load(std::memory_order_acquire);
     if (pool != nullptr && pool->try_acquire()) pool->end();

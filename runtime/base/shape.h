@@ -130,7 +130,7 @@ inline bool is_contiguous(const Dims& sizes, const Dims& strides) {
 // Returns `dim` as a number from 0: -1 is the last dimension. A scalar counts as one dimension, so rank 0 takes -1, 0.
 // Throws Error "op: dimension 3 is out of range for [2, 4]".
 int normalize_dim(const char* op, int64_t dim, const Dims& sizes, std::source_location where);
-// The same for a rank without sizes; the message gives the number of dimensions.
+// Like the function above, for a known rank but unknown sizes: the message gives the number of dimensions.
 int normalize_dim(const char* op, int64_t dim, int rank, std::source_location where);
 
 // The shape that `a` and `b` broadcast to, by NumPy's rules. Returns false if they do not broadcast.

@@ -3,7 +3,7 @@
 //
 //   docker run --cpus=1.5 ...    // on a machine of 64 cores: usable_cores() is 2
 //
-// Nothing is kept: every call asks the system, which takes about 0.1 ms. Thread safe.
+// Nothing is cached: every call asks the system, which takes about 0.1 ms. Thread safe.
 #pragma once
 
 #include <optional>
