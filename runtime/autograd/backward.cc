@@ -22,7 +22,7 @@ namespace rondo::autograd {
 namespace {
 
 class Backward;
-thread_local Backward* innermost = nullptr;  // the innermost of those that run on this thread
+thread_local Backward* innermost = nullptr;  // the innermost backward that runs on this thread
 
 // One run of the tape.
 class Backward {
@@ -134,8 +134,8 @@ class Backward {
         if (runs && is_leaf_node(*node)) leaf_completed(*node, true);
       }
       grads.clear();
-      // Before gradients are passed on: one of them may be a tensor that the node has saved, and may
-      // be overwritten after that.
+      // Saved tensors are released before gradients are passed on: a gradient may be one of the saved tensors, and may
+      // be overwritten once it is passed on.
       if (!retain_graph_ && needed && any) node->release_saved();
       for (size_t i = 0; i < node->edges.size(); ++i) {
         if (!node->edges[i].node) continue;
@@ -367,7 +367,7 @@ Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const 
 }
 
 thread_local Node* rows_of = nullptr;
-thread_local GradientParts* rows_to = nullptr;  // null: the GradientParts of rows_of
+thread_local GradientParts* rows_to = nullptr;  // used if rows_of is null
 
 }  // namespace
 

@@ -15,8 +15,9 @@ Tensor home_of_operand(int i);
 
 // Note [Early leaf gradients]. A node that stands for several ops (Node::adds_to_totals) may complete the gradient of
 // a leaf while it still computes the gradients of other leaves. A compiled region does so at its seams
-// (compile/plan/seams.h). The leaf's node then runs at once, not after this node: hooks, .grad, callbacks. Callbacks
-// may update the leaf, so this node must not read the leaf any more. An exception from them ends the backward.
+// (compile/plan/seams.h). The leaf's node then runs at once, not after this node: it runs hooks, adds to .grad and runs
+// callbacks. Callbacks may update the leaf, so this node must not read the leaf any more. An exception from a hook or a
+// callback ends the backward.
 //
 // True if `to` is a leaf whose gradient has callbacks (on_accumulated).
 bool is_awaited(const LeafGrad& to);
@@ -33,7 +34,7 @@ void give_part(const LeafGrad& to, Tensor& total);
 // Offers rows instead of a dense gradient. Returns true if the leaf's GradientParts took them.
 bool offer_rows(const LeafGrad& to, const Tensor& rows, const Tensor& indices);
 
-// The same offer, for the gradient rule of an op that reads rows of its operand 0.
+// Offers rows as the function above does, from the gradient rule of an op that reads rows of its operand 0.
 bool offer_rows(const Tensor& rows, const Tensor& indices);
 // While in scope: `leaf` is operand 0 of the running rule, and offer_rows() offers rows to it. Null: operand
 // 0 is no leaf.

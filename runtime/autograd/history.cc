@@ -50,8 +50,8 @@ AutogradMeta& meta_of(const Tensor& tensor) {
   return *meta;
 }
 
-// As in PyTorch, retain_grad() keeps the gradient of what the tensor holds now, so it moves on to the new node. A hook
-// stays with the value for which it was registered.
+// As in PyTorch, retain_grad() keeps the gradient of what the tensor holds now, so the retained gradient moves to the
+// tensor's new node. A hook stays with the value for which it was registered.
 [[gnu::cold, gnu::noinline]] void move_retained_gradient(const AutogradMeta& meta, Node& node, int output) {
   std::weak_ptr<GradSlot>& retained = meta.grad_fn->extras_of(meta.output).retained;
   if (retained.lock() != meta.slot) return;

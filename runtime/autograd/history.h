@@ -1,5 +1,5 @@
-// The history of a tensor: the node that made it, at which the tensor's gradient enters the tape. A differentiable
-// write in place gives the tensor a new history.
+// The history of a tensor: the node that made the tensor. The tensor's gradient enters the tape at this node. A
+// differentiable write in place gives the tensor a new history.
 //
 // Note [Views]. A view remembers its base, so that a write through the view reaches the base's history and a write to
 // the base reaches the view's. A view made under no_grad has no history. A write to such a view is an error in grad
@@ -35,11 +35,11 @@ class SavedTensor {
 namespace autograd {
 
 // The edge along which the gradient of `tensor` flows; empty if it needs none. Throws Error for a view made under
-// no_grad whose base was overwritten since (Note [Views]). Inside a compiled region, a graph break if `tensor` is the
-// result of an op of the region.
+// no_grad whose base was overwritten since (Note [Views]). Inside a compiled region, the call is a graph break if
+// `tensor` is the result of an op of the region.
 Edge gradient_edge(const Tensor& tensor, std::source_location where = std::source_location::current());
-// Makes `tensor`, of a floating dtype, output `output` of `node`. What was computed from it before keeps its own
-// history. Inside a compiled region, a graph break if an op of the region has made or read `tensor`.
+// Makes `tensor`, of a floating dtype, output `output` of `node`. Tensors that were computed from `tensor` before keep
+// their history. Inside a compiled region, the call is a graph break if an op of the region has made or read `tensor`.
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output,
                  std::source_location where = std::source_location::current());
 

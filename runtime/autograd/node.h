@@ -116,7 +116,7 @@ class Node {
 
  protected:
   explicit Node(uint64_t fixed_sequence) : sequence(fixed_sequence) {}
-  // For nodes that the runtime itself makes: they are no graph break, and what is recorded need not run first.
+  // For nodes that the runtime itself makes: such a node is no graph break, and recorded ops need not run before it.
   struct AsRecordingGoesOn {};
   explicit Node(AsRecordingGoesOn);
 };
