@@ -9,7 +9,7 @@
 // item, and the functions on text (python_text.h) charge the bytes that they look at. An operation that costs more than
 // it charges is a bug.
 //
-// Without a budget in force nothing is charged: values of callers are free.
+// Without a budget in force nothing is charged, so values that a caller makes before a render are free.
 // Thread safety: a budget belongs to the thread that made it.
 #pragma once
 
@@ -143,7 +143,7 @@ template <class T, class... Args> std::shared_ptr<T> shared(Args&&... args) {
   return std::allocate_shared<T>(Charged<T>(), std::forward<Args>(args)...);
 }
 
-// Nodes of a template's tree derive from it, so that `new` charges them.
+// Base class of the nodes of a template's tree: `new` charges the memory of a node.
 struct ChargedNode {
   static void* operator new(size_t bytes) { return Charged<std::byte>().allocate(bytes); }
   static void operator delete(void* node, size_t bytes) noexcept {

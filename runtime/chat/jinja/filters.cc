@@ -1,4 +1,5 @@
-// Filters on text and numbers, and the choice among all filters. sequence_filters.cc has the others.
+// Filters on text and numbers, and the function that finds any filter by its name. The filters on sequences are in
+// sequence_filters.cc.
 #include <algorithm>
 #include <charconv>
 #include <cmath>

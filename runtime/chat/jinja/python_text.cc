@@ -501,7 +501,8 @@ Text repr_text(std::string_view text) {
 std::string repr_float(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  // The shortest digits that read back as the same number; Python's choice between the two forms.
+  // Writes the shortest digits that read back as the same number. Chooses the fixed or the scientific form as Python
+  // does.
   char buffer[64];
   const auto scientific = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific);
   const std::string_view shortest(buffer, static_cast<size_t>(scientific.ptr - buffer));

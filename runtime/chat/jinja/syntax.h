@@ -47,7 +47,7 @@ struct Expression : ChargedNode {
 
   Type type = kConstant;
   int line = 0;
-  int depth = 1;  // of the tree below it
+  int depth = 1;  // of the tree whose root this node is
   std::string name{};
   Value constant{};
   Expressions parts{};

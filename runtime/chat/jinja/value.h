@@ -103,7 +103,7 @@ class Value {
   bool is_unsafe() const { return unsafe_; }
   int depth() const { return depth_; }
 
-  // REQUIRES: of that kind; integral() also of a bool, number() of any number.
+  // REQUIRES: the value is of the kind that the function reads. integral() also reads a bool, number() any number.
   int64_t integral() const { return integer_; }
   double number() const { return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_); }
   std::string_view text() const { return *static_cast<const Text*>(object_.get()); }
@@ -173,7 +173,7 @@ struct Value::Dict {
   // Returns null if there is no such key. REQUIRES: a hashable key.
   const Value* find(std::string_view name) const;
   const Value* find(const Value& key) const;
-  // Replaces the value of a key that is there. Returns true if the key is new.
+  // Sets the value of `key`. Returns true if the key is new.
   bool set(Value key, Value value);
 
  private:
@@ -200,7 +200,7 @@ inline bool is_true(const std::optional<Value>& value, bool unset) { return valu
 bool equals(const Value& a, const Value& b);
 // a < b. Throws for types that have no order.
 bool is_less(const Value& a, const Value& b);
-// Whether it can be a key of a dict.
+// True if `value` can be a key of a dict.
 bool is_hashable(const Value& value);
 // str() and repr(). Throw for values of which Python prints an address.
 Text str(const Value& value);
