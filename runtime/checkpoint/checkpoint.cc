@@ -149,7 +149,8 @@ std::string checksum_of(const Metadata& metadata, const TensorMap& tensors) {
   return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16));
 }
 
-// The number of values of a dense tensor that are not finite: in every format, all bits of their exponent are 1.
+// Counts the values of a dense tensor that are not finite: in every floating-point format, values whose exponent bits
+// are all 1. `exponent`: a mask of these bits.
 template <class Bits> int64_t count_nonfinite(const Tensor& tensor, Bits exponent) {
   const std::byte* values = static_cast<const std::byte*>(tensor.raw_data());
   std::atomic<int64_t> total = 0;

@@ -54,7 +54,7 @@ enum class Reading {
 // An open file. The constructor reads and checks the header; tensors are made on demand.
 class SafetensorsFile {
  public:
-  // The limit of the reference implementation.
+  // The largest header in bytes, as in the reference implementation.
   static constexpr uint64_t kMaxHeader = 100'000'000;
 
   explicit SafetensorsFile(const std::string& path, Reading reading = Reading::kMap);
@@ -94,7 +94,7 @@ LoadedTensors load_safetensors(const std::string& path);
 // names with a "/" or a "\", and "..", are refused, so an index cannot name files outside its folder. The metadata is
 // that of the first shard.
 LoadedTensors load_sharded_safetensors(const std::string& index_path);
-// The weight_map of such an index, checked: tensor name -> file name.
+// Reads and checks the weight_map of an index file. Returns tensor name -> file name.
 std::map<std::string, std::string> read_safetensors_index(const std::string& index_path);
 
 // Writes a file atomically (atomic_file.h). Tensors are ordered by descending element size, then by name. The header is

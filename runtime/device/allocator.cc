@@ -30,7 +30,8 @@ namespace {
 // Blocks up to this size are cached per thread without a lock.
 constexpr size_t kSmall = 64 << 10;
 constexpr size_t kSmallPerClass = 32;
-// A block for which PageHeap has no address space is allocated alone: from this size on as a mapping on huge pages.
+// A block for which PageHeap has no address space is allocated on its own. From this size on, such a block is a mapping
+// on huge pages.
 constexpr size_t kHuge = PageHeap::kHugePage;
 // More bytes than any machine has. Adding two such numbers does not overflow.
 constexpr size_t kMost = size_t{1} << 62;

@@ -38,7 +38,8 @@ void set_poison_on_free(bool on);
 
 // ---- For the runtime
 
-// They implement memory::set_limit(), memory::limit() and memory::usable(), because bytes are counted here.
+// These functions implement memory::set_limit(), memory::limit() and memory::usable(). They belong to the allocator
+// because it counts the bytes.
 void set_limit(int64_t bytes);
 int64_t limit();
 int64_t usable();

@@ -22,7 +22,7 @@ namespace rondo::memory {
 
 namespace {
 
-// Returns 0 if the system does not report it.
+// Returns the resident memory of this process, or 0 if the system does not report it.
 int64_t resident_bytes() {
   int64_t pages = 0;
   if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {

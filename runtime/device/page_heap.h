@@ -51,7 +51,8 @@ class PageHeap {
   void put(void* data) noexcept;  // frees a block; its pages are kept
   bool contains(const void* data) const;
   // Gives up to `bytes` of kept pages back to the system, from the range that has been kept longest (among kMostLooked
-  // ranges of each class). Returns the bytes given back: at most that range, 0 if nothing is kept.
+  // ranges of each class). Returns the number of bytes given back: at most the size of that range, 0 if nothing is
+  // kept.
   size_t give_back(size_t bytes) noexcept;
 
   size_t kept_bytes() const { return kept_bytes_; }
