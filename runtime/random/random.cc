@@ -76,8 +76,8 @@ uint64_t Generator::next_offset() {
 }
 
 Generator& default_generator() try {
-  // A backward may run on another thread than its forward. Default generators of all threads have the same id, so this
-  // one then stands for that of the forward's thread.
+  // A backward may run on another thread than its forward. Default generators of all threads have the same id, so the
+  // default generator of the backward's thread then stands for that of the forward's thread.
   static thread_local Generator generator{Generator::Default()};
   ThreadSeed& mine = thread_seed();
   ProcessSeed& process = process_seed();

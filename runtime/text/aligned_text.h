@@ -15,8 +15,9 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-// A part of a text. Of the original text: origin is null, and the part begins at byte `base`. Of a rewritten text:
-// origin[i] is the source of byte i. If a rewritten text does not track its origin, `tracked` is false.
+// A part of the original text or of a rewritten text. In a part of the original text, `origin` is null, and the part
+// begins at byte `base`. In a part of a rewritten text, origin[i] is the source of byte i. `tracked` is false if the
+// rewritten text does not record its origin.
 struct Piece {
   std::string_view text;
   const Span* origin = nullptr;

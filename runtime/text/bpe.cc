@@ -164,8 +164,8 @@ void Bpe::merge_short(Scratch& scratch) const {
   symbols.resize(n);
 }
 
-// A queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of its symbols
-// has changed; it is then skipped.
+// Uses a queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of its
+// symbols has changed; it is then skipped.
 void Bpe::merge_long(std::vector<Token>& symbols) const {
   struct Link {
     int32_t previous, next;

@@ -27,7 +27,7 @@ bool is_file(const std::string& path) {
   return std::filesystem::is_regular_file(path, ignored);
 }
 
-// A special token: its text, or an object that describes it.
+// Reads a special token: its text, or an object that describes it.
 AddedToken read_special(io::JsonReader& json) {
   AddedToken token{.id = -1, .special = true};
   if (json.peek() == '"') {
@@ -68,7 +68,7 @@ AddedToken read_as_special(io::JsonReader& json) {
   return token;
 }
 
-// Special tokens without a role: a list, or an object that names each.
+// Reads special tokens without a role: a list of tokens, or an object that gives each token a name.
 void read_further_tokens(io::JsonReader& json, NamedTokens& named, std::optional<std::vector<AddedToken>>& list) {
   list.reset();
   if (json.peek() == '{') {
@@ -285,8 +285,8 @@ void read_older_tokens(const std::string& path, Config& out) {
   json.finish();
 }
 
-// Adds the tokens of added_tokens_decoder or added_tokens.json, and those with a role. Throws FileError if the
-// vocabulary lacks one with a role.
+// Adds the tokens of added_tokens_decoder or added_tokens.json, and the tokens with a role. Throws FileError if the
+// vocabulary lacks a token with a role.
 void add_special_tokens(TokenizerParts& out, const Config& config, const std::string& vocab_path) {
   for (const std::vector<AddedToken>* tokens : {&config.added, &config.older})
     for (const AddedToken& token : *tokens)

@@ -80,12 +80,13 @@ class PreTrainedTokenizer : public io::Tokenizer {
   // The ids that the template puts before a single text: {bos} for Llama, nothing for GPT-2.
   std::vector<int32_t> opening_ids() const;
 
-  // From tokenizer_config.json or special_tokens_map.json in the folder of the vocabulary; -1 if they name none.
+  // Ids of the tokens that tokenizer_config.json or special_tokens_map.json, in the folder of the vocabulary, name for
+  // these roles; -1 if they name none.
   int32_t bos_token_id() const;
   int32_t eos_token_id() const;
   int32_t unk_token_id() const;
   int32_t pad_token_id() const;
-  // nullopt if the file has none, or a huge one that means "no limit".
+  // nullopt if the file gives no length, or a huge length that means "no limit".
   std::optional<int64_t> model_max_length() const;
   // True if the folder has a chat template: see chat/chat.h.
   bool has_chat_template() const;
@@ -116,7 +117,7 @@ class AutoTokenizer {
   // clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output. Throws FileError, which names a field that
   // is not supported.
   static PreTrainedTokenizer from_pretrained(const std::string& folder);
-  // True if the folder has one of these.
+  // True if `folder` has the vocabulary files of a tokenizer that from_pretrained() reads.
   static bool is_in(const std::string& folder);
   // Copies the files that from_pretrained() reads, and generation_config.json, to another folder, each atomically: for
   // a model that is saved together with its tokenizer. Throws FileError, also if `from` has no tokenizer.

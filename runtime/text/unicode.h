@@ -72,17 +72,19 @@ struct Lower {
   uint32_t first = 0, second = 0;
 };
 Lower to_lower(uint32_t point);
-// True for the marks that the StripAccents normaliser removes. Note [Older tables] applies here and to all below.
+// True for the marks that the StripAccents normaliser removes. Note [Older tables] applies to this function and to all
+// functions below.
 bool is_stripped(uint32_t point);
 
 // ---- BERT's steps
-// clean_text removes it, unless it is white space of ASCII.
+// True if clean_text removes the point, unless it is white space of ASCII.
 bool is_bert_control(uint32_t point);
-// strip_accents removes it.
+// True if strip_accents removes the point.
 bool is_bert_accent(uint32_t point);
-// It is a separate word.
+// True if the point is a word of its own.
 bool is_bert_punctuation(uint32_t point);
-// It gets a space on both sides: CJK ideographs in the blocks that BERT's authors listed.
+// True if handle_chinese_chars puts a space on both sides of the point: CJK ideographs in the blocks that BERT's
+// authors listed.
 bool is_bert_chinese(uint32_t point);
 
 // ---- Normal forms (UAX 15). See Note [Older tables].
