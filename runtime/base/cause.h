@@ -34,7 +34,8 @@ class Cause {
   // "matmul, in backward of linear (train.cc:41)"
   static std::string describe();
 
-  // This thread's innermost Cause, or null. A pool thread that helps another thread adopts its Cause with TakenOver.
+  // Returns this thread's innermost Cause, or null. A pool thread that helps another thread adopts its Cause with
+  // TakenOver.
   static const Cause* innermost() { return innermost_; }
   class TakenOver {
    public:

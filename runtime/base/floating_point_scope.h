@@ -45,7 +45,7 @@ class FloatingPointState {
   // Calls apply() if this thread's settings differ.
   void apply_settings() const;
   bool has_default_settings() const;
-  // The default settings with the flags of this state.
+  // Returns the default settings with the flags of this state.
   FloatingPointState with_default_settings() const;
   bool operator==(const FloatingPointState& other) const;
 

@@ -121,7 +121,7 @@ template <class Key, class Value> class HashMap : public detail::HashTable<absl:
   using Base::make_room;
   using Base::table_;
   static_assert(std::is_nothrow_move_constructible_v<Key> && std::is_nothrow_move_constructible_v<Value>);
-  // If the pair has standard layout, absl moves the key, although it is const; otherwise it copies the key.
+  // If the pair has standard layout, absl moves the key, although the key is const. If not, absl copies the key.
   static_assert(std::is_nothrow_copy_constructible_v<Key> || std::is_standard_layout_v<std::pair<Key, Value>>);
 
  public:

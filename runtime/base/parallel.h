@@ -9,7 +9,7 @@
 // end with the process (or with the shared library that holds them).
 //
 // Thread safety: everything here may be called from any thread. Callers do not wait for each other: while one of them
-// uses the pool, the others run their pieces themselves.
+// uses the pool, all other callers run their pieces themselves.
 //
 // What a host program needs to know about threads: Note [Threads], at the end of this file.
 #pragma once
@@ -24,14 +24,14 @@ namespace rondo {
 
 inline constexpr int kMaxThreads = 1024;
 
-// The number of threads that one parallel_for uses, its caller included. One setting for the process: it holds for
-// every thread and for every op. Defaults to RONDO_NUM_THREADS, else to OMP_NUM_THREADS, else to the cores that this
-// process may use: those of its affinity mask, or fewer if its container has a CPU quota. Results do not depend on it.
-// Throws Error if RONDO_NUM_THREADS is not a number from 1 to kMaxThreads. OMP_NUM_THREADS is shared with other
+// Returns the number of threads that one parallel_for uses, its caller included. One setting for the process: it holds
+// for every thread and for every op. Defaults to RONDO_NUM_THREADS, else to OMP_NUM_THREADS, else to the cores that
+// this process may use: those of its affinity mask, or fewer if its container has a CPU quota. Results do not depend on
+// it. Throws Error if RONDO_NUM_THREADS is not a number from 1 to kMaxThreads. OMP_NUM_THREADS is shared with other
 // libraries: the first number of a list ("4,2") counts, and an invalid value is ignored.
 int num_threads();
-// One sentence for the user if a CPU quota limits the default, else empty. The library itself prints nothing; programs
-// such as train_gpt and rondorun print this.
+// Returns one sentence for the user if a CPU quota limits the default of num_threads(), else an empty text. The library
+// itself prints nothing; programs such as train_gpt and rondorun print this.
 std::string why_fewer_threads();
 // Throws Error unless 1 <= n <= kMaxThreads.
 void set_num_threads(int n);

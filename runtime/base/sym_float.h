@@ -146,7 +146,7 @@ class FloatTracer {
   virtual void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) = 0;
 };
 
-// This thread's tracer, or null.
+// Returns this thread's tracer, or null.
 FloatTracer* active_float_tracer();
 
 // While in scope, this thread's arithmetic on symbols goes to `tracer`.
