@@ -30,7 +30,7 @@ class CheckpointNode final : public Node {
     n_inputs_ = edges.size();
   }
   const char* name() const override { return "checkpoint"; }
-  // The first run of fn, without gradients.
+  // Runs fn for the first time, without gradients.
   std::vector<Tensor> run(std::span<const Tensor> inputs) {
     const NoGrad off;
     const GeneratorScope note(GeneratorScope::kNote, generators_);

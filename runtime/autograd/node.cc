@@ -46,7 +46,7 @@ Node::~Node() {
   try {
     for (Edge& edge : edges)
       if (edge.node && edge.node.use_count() == 1) dying->push_back(std::move(edge.node));
-  } catch (const std::bad_alloc&) {  // no memory for the queue: the rest is freed recursively
+  } catch (const std::bad_alloc&) {  // no memory for the queue: the remaining nodes are freed recursively
   }
   while (outermost && !queue.empty()) {
     std::shared_ptr<Node> node = std::move(queue.back());

@@ -52,8 +52,8 @@ struct GradSlot {
 struct LeafGrad {
   const Node* leaf = nullptr;  // null: there is no such leaf
   bool added = false;          // the node has added the gradient in place
-  // The leaf's .grad; undefined if it must not be overwritten. Call this only for a leaf that gets a gradient from the
-  // node: another thread may be using any other leaf.
+  // Returns the leaf's .grad, or an undefined tensor if it must not be overwritten. Call this only for a leaf that gets
+  // a gradient from the node: another thread may be using any other leaf.
   Tensor grad() const;
 };
 

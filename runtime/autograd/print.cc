@@ -34,7 +34,7 @@ class Printer {
   }
 
  private:
-  // The indices of a dimension that are shown; -1 stands for those left out.
+  // Returns the indices of a dimension that are shown; -1 stands for the indices that are left out.
   std::vector<int64_t> shown(int dim) const {
     std::vector<int64_t> indices;
     const int64_t n = sizes_[dim];
