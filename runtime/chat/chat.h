@@ -1,5 +1,5 @@
-// Conversations by the chat template of a model's folder: chat_template.jinja, additional_chat_templates/NAME.jinja, or
-// the field chat_template of tokenizer_config.json.
+// Renders conversations with the chat template of a model's folder: chat_template.jinja,
+// additional_chat_templates/NAME.jinja, or the field chat_template of tokenizer_config.json.
 //
 //   const auto tokenizer = text::AutoTokenizer::from_pretrained("models/qwen");
 //   const text::EncodedChat chat = text::apply_chat_template(
@@ -58,7 +58,7 @@ struct ChatOptions {
 // is not a conversation in JSON.
 EncodedChat apply_chat_template(const PreTrainedTokenizer& tokenizer, std::string_view conversation,
                                 const ChatOptions& options = {});
-// The text alone.
+// Like apply_chat_template(), but returns only the text.
 std::string render_chat(const PreTrainedTokenizer& tokenizer, std::string_view conversation,
                         const ChatOptions& options = {});
 

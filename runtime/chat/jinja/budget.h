@@ -75,7 +75,8 @@ class Budget {
     if (bytes >= 64) steps(bytes / 64);
   }
   static void convert(size_t bytes) { steps(bytes / 4); }
-  // For sizes that a template states: throws if `count` times `bytes` are more than what is left.
+  // Call this before an allocation whose size a template states. Throws if `count` times `bytes` is more memory than
+  // the budget has left.
   static void expect(uint64_t count, size_t bytes) {
     if (current_ != nullptr && bytes != 0 && count > current_->bytes_left() / bytes) fail_bytes();
   }

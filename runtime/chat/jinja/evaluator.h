@@ -135,7 +135,7 @@ Bound bind(Given given, std::initializer_list<const char*> names, size_t require
 void refuse_named(std::string_view name, const Given& given);
 // True if an optional argument was given and is not None.
 inline bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
-// The text of a string. Throws Error, with `what` in its message, if `value` is no string.
+// Returns the text of a string. Throws Error, with `what` in its message, if `value` is no string.
 std::string_view need_text(const Value& value, const char* what);
 // str.replace(from, to, most); most < 0: no limit.
 Text replace_text(std::string_view text, std::string_view from, std::string_view to, int64_t most);

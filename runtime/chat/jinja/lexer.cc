@@ -108,7 +108,7 @@ size_t Lexer::behind_end(size_t from, std::string_view close, bool eats_line) co
   return end;
 }
 
-// {% raw %}: its text is not a template.
+// Reads a {% raw %} block, whose text is not parsed. Returns false if the tag is not {% raw %}.
 bool Lexer::raw(size_t tag, char sign) {
   size_t at = behind_spaces(tag + 2 + (sign != 0 ? 1 : 0));
   if (!source_.substr(at).starts_with("raw")) return false;

@@ -120,7 +120,7 @@ void append_changed(Text& out, uint32_t point, const CaseRun (&runs)[N], const E
 void append_upper(Text& out, uint32_t point) { append_changed(out, point, kUpper, kUpperExpansions); }
 void append_title(Text& out, uint32_t point) { append_changed(out, point, kTitle, kTitleExpansions); }
 
-// A capital sigma that ends a word has a lower case of its own (SpecialCasing.txt, Final_Sigma).
+// True if the capital sigma at `at` ends a word: it then has a lower case of its own (SpecialCasing.txt, Final_Sigma).
 bool is_final_sigma(std::string_view text, size_t at) {
   size_t before = at;
   bool cased_before = false;
@@ -249,7 +249,7 @@ Text title_words(std::string_view text) {
   Text out;
   size_t at = 0;
   while (at < text.size()) {
-    // A run of dividers, or of other characters.
+    // Finds the end of a run of dividers, or of a run of other characters.
     size_t end = at;
     const bool dividing = divides(next_point(text, end));
     while (end < text.size()) {

@@ -29,7 +29,7 @@ struct Frame {
     }
     return nullptr;
   }
-  // A statement of the body reads `name`.
+  // Called when a statement of the body reads `name`.
   void load(std::string_view name) {
     Frame* const at = owner(name);
     if (at == nullptr) know(name, kKnown);

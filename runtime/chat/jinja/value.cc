@@ -230,7 +230,7 @@ size_t hash_of(std::string_view name) {
   Budget::read(name.size());
   return hashed(name);
 }
-// Equal for keys that are equal, whatever their types.
+// Returns a hash that is equal for keys that are equal, whatever their types.
 size_t hash_of(const Value& key) {
   Budget::step();
   switch (key.kind()) {

@@ -118,12 +118,12 @@ class Value {
   const Method& method() const { return *static_cast<const Method*>(object_.get()); }
   // kFunction's name.
   std::string_view function() const { return text(); }
-  // Whether two values are the same object, for `is sameas`.
+  // True if the two values are the same object, for `is sameas`.
   bool same_object(const Value& other) const;
 
   // Python's name of the type, for messages.
   std::string type_name() const;
-  // The message for a use of an undefined value.
+  // Returns the message for a use of an undefined value.
   std::string reason() const;
 
  private:
@@ -212,7 +212,7 @@ struct JsonStyle {
 };
 // json.dumps(). Throws Error for values that JSON cannot express.
 void append_json(Text& out, const Value& value, const JsonStyle& style, int level = 0);
-// A template's text, cut to a readable length for a message.
+// Returns a text of a template, cut to a readable length for a message.
 std::string abbreviated(std::string_view text);
 
 }  // namespace rondo::text::jinja
