@@ -140,7 +140,7 @@ const BackendTable* open_built_in(Backend backend, std::string* why_not);
 const BackendTable& open_backend(Device device);
 }  // namespace detail
 
-// The table of a device. Throws Error if this process has no such backend.
+// Returns the table of a device. Throws Error if this process has no such backend.
 inline const BackendTable& backend_of(Device device) {
   const BackendTable* table = detail::backends[static_cast<size_t>(device.backend)].load(std::memory_order_acquire);
   if (table == nullptr) [[unlikely]]

@@ -2,10 +2,10 @@
 // one block size can serve any other size. A free page is kept (it still has memory) or returned (the system has its
 // memory back, and the next use of the page causes a page fault).
 //
-// Every training step allocates the same blocks. From the second step on it finds kept pages for them and causes no
-// page faults. A block takes the first kept range, by address, in which it fits (first fit). Measured over training
-// steps of six networks (README of tests/bench), eager and compiled, in both layouts: the heap is 1.00 to 1.08 times
-// the peak bytes in use (median 1.016). With best fit it is 1.00 to 1.22 times.
+// Every training step allocates the same blocks. From the second step on, kept pages serve these blocks, so the step
+// causes no page faults. A block takes the first kept range, by address, in which it fits (first fit). Measured over
+// training steps of six networks (README of tests/bench), eager and compiled, in both layouts: the heap is 1.00 to 1.08
+// times the peak bytes in use (median 1.016). With best fit it is 1.00 to 1.22 times.
 //
 // A call looks at some thousand ranges at most. With more ranges in the heap it may miss a better one.
 //

@@ -33,8 +33,8 @@ const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
   return backend.own_kernels(op);
 }
 
-// The one place where eager kernels are called. CPU kernels are host code, which a device with streams runs later.
-// Kernels of another backend enqueue their launches themselves.
+// Runs a kernel: the one place where eager kernels are called. CPU kernels are host code, which a device with streams
+// runs later. Kernels of another backend enqueue their launches themselves.
 void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
   if (backend.enqueue == nullptr || backend.kernels != kCPU.backend) [[likely]]
     return naming_op(context.op.name, context.where, [&] { kernel(context); });

@@ -30,7 +30,8 @@ extern "C" [[gnu::weak]] rondo::OpCompiler* rondo_op_compiler();
 
 namespace rondo {
 
-// The compiler of this process; null: there is none. Used on devices whose BackendTable::generates is true.
+// Returns the compiler of this process, or null if there is none. Used on devices whose BackendTable::generates is
+// true.
 inline OpCompiler* op_compiler() { return &rondo_op_compiler == nullptr ? nullptr : rondo_op_compiler(); }
 
 }  // namespace rondo

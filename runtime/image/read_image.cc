@@ -33,7 +33,7 @@ uint8_t luma(const uint8_t* rgb) {
   return static_cast<uint8_t>((19595 * rgb[0] + 38470 * rgb[1] + 7471 * rgb[2] + 0x8000) >> 16);
 }
 
-// The product of two fractions of 255, rounded to nearest.
+// Returns the product of two fractions of 255, rounded to nearest.
 uint8_t scaled(int a, int b) { return static_cast<uint8_t>((a * b + 127) / 255); }
 
 int channels_of(ImageMode mode, int stored) {

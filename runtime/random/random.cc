@@ -38,7 +38,7 @@ ThreadSeed& thread_seed() {
   return seed;
 }
 
-// The seed for thread `number`; it differs from the process's seed.
+// Returns the seed for thread `number`; it differs from the process's seed.
 uint64_t seed_of_thread(uint64_t seed, uint64_t number) {
   constexpr uint64_t kThreads = 0x7468726561647300u;
   const auto words = philox(seed ^ kThreads, number, kThreads);
@@ -129,7 +129,8 @@ GeneratorScope::~GeneratorScope() {
   }
 }
 
-// The outer scope comes first, because the inner scope must record the state that the outer one has replayed.
+// Calls first_use() of the outer scopes first, because an inner scope must record the state that an outer scope has
+// replayed.
 void GeneratorScope::note_use(const Generator& generator) {
   static constexpr auto visit = [](auto& self, GeneratorScope* scope, Generator& used) -> void {
     if (scope == nullptr) return;

@@ -41,7 +41,7 @@ class SharedRandomState final : GeneratorHolder {
  public:
   SharedRandomState();
   ~SharedRandomState();
-  // The next draw from each generator creates a new state tensor, and increments start from there.
+  // Forgets the state tensors: the next draw from each generator creates a new one, and its increment is 0.
   void restart() { streams_.clear(); }
   // True if `tensor` is a state tensor of the innermost scope. is_state_at() also compares the seed and the base of its
   // stream with `drawn`.
