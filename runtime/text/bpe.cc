@@ -81,7 +81,7 @@ int32_t Bpe::unk_id() const {
   return id;
 }
 
-// One symbol per byte or code point. Unknown symbols are emitted in the order of the reference.
+// Splits a word into one symbol per byte or code point. Unknown symbols are emitted in the order of the reference.
 void Bpe::symbols_of(std::string_view word, Scratch& scratch) const {
   std::vector<Token>& symbols = scratch.symbols;
   symbols.clear();

@@ -127,7 +127,7 @@ void read_chat_templates(io::JsonReader& json, Config& out) {
   });
 }
 
-// The names of the template files in the subfolder kChatTemplates.
+// Returns the names of the template files in the subfolder kChatTemplates.
 std::vector<std::string> more_templates(const std::string& folder) {
   std::vector<std::string> names = io::list_folder(absl::StrCat(folder, "/", kChatTemplates));
   std::erase_if(names, [](const std::string& name) { return std::filesystem::path(name).extension() != ".jinja"; });
@@ -235,7 +235,7 @@ void read_config(const std::string& path, Config& out) {
 }
 
 // Reads special_tokens_map.json, a file of older programs, which transformers reads if there is no
-// added_tokens_decoder. Its roles replace those of the config. Its named tokens are added, but do not replace any. Its
+// added_tokens_decoder. Its roles replace the roles of the config. Its named tokens are added, but replace none. Its
 // list additional_special_tokens counts if there is no other list.
 void read_older_map(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);

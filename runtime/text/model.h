@@ -43,7 +43,7 @@ class Vocabulary {
   const std::string* token(int64_t id) const {
     return id < 0 || id >= size() || !present_[static_cast<size_t>(id)] ? nullptr : &tokens_[static_cast<size_t>(id)];
   }
-  // One more than the largest id.
+  // Returns one more than the largest id.
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
   // The number of tokens.
   int64_t count() const { return static_cast<int64_t>(ids_.size()); }

@@ -1,4 +1,4 @@
-// Simple tokenizers that need no vocabulary file. For those of published models see text/tokenizer.h.
+// Simple tokenizers that need no vocabulary file. Tokenizers of published models: text/tokenizer.h.
 //
 //   io::CharTokenizer chars = io::CharTokenizer::from_text(text);
 //   std::vector<int32_t> ids = chars.encode("To be");

@@ -51,14 +51,15 @@ class PreTrainedTokenizer : public io::Tokenizer {
   PreTrainedTokenizer& operator=(PreTrainedTokenizer&&) noexcept;
   ~PreTrainedTokenizer() override;
 
-  // Ids only, with the template's special tokens and the file's truncation and padding. At most 2 GB of text.
+  // Returns only the ids, with the template's special tokens and the file's truncation and padding. At most 2 GB of
+  // text.
   std::vector<int32_t> encode(std::string_view text) const override;
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options) const;
-  // The whole Encoding. Throws Error for invalid UTF-8, and if truncation cannot shorten the texts enough.
+  // Returns the whole Encoding. Throws Error for invalid UTF-8, and if truncation cannot shorten the texts enough.
   Encoding operator()(std::string_view text, const EncodeOptions& options = {}) const;
   Encoding operator()(std::string_view text, std::string_view pair, const EncodeOptions& options = {}) const;
-  // One encoding per text, in order, computed on all threads of the pool. Padding::kLongest pads to the longest of
-  // them. The result does not depend on the number of threads.
+  // Returns one encoding per text, in order, computed on all threads of the pool. Padding::kLongest pads to the longest
+  // of these encodings. The result does not depend on the number of threads.
   std::vector<Encoding> encode_batch(std::span<const std::string_view> texts, const EncodeOptions& options = {}) const;
   std::vector<Encoding> encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options = {}) const;
 
@@ -68,16 +69,16 @@ class PreTrainedTokenizer : public io::Tokenizer {
   // For generated tokens (modules/generation/generation.h).
   std::string decode(std::span<const int64_t> ids, const DecodeOptions& options = {}) const;
 
-  // One more than the largest id, added tokens included.
+  // Returns one more than the largest id, added tokens included.
   int64_t vocab_size() const override;
   // Returns -1 if there is no such token.
   int32_t token_to_id(std::string_view token) const;
-  // The token as the file spells it. Throws Error on an id that names no token.
+  // Returns the token as the file spells it. Throws Error on an id that names no token.
   std::string id_to_token(int32_t id) const;
   bool is_special(int32_t id) const;
   // True for an added token, which is searched in the text before it is cut into words. All special tokens are added.
   bool is_added(int32_t id) const;
-  // The ids that the template puts before a single text: {bos} for Llama, nothing for GPT-2.
+  // Returns the ids that the template puts before a single text: {bos} for Llama, nothing for GPT-2.
   std::vector<int32_t> opening_ids() const;
 
   // Ids of the tokens that tokenizer_config.json or special_tokens_map.json, in the folder of the vocabulary, name for

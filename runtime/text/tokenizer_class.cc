@@ -20,7 +20,7 @@
 namespace rondo::text {
 namespace {
 
-// The model_type in config.json; "" if there is none.
+// Returns the model_type in config.json; "" if there is none.
 std::string model_type(const std::string& folder) {
   const std::string path = folder + "/config.json";
   std::error_code ignored;

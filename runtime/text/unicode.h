@@ -67,7 +67,8 @@ bool is_white_space(uint32_t point);
 // follows UTS 18 and adds U+200C and U+200D. The other, Oniguruma, matches the patterns of tokenizer files.
 enum class WordRule { kUts18, kOniguruma };
 bool is_word(uint32_t point, WordRule rule = WordRule::kUts18);
-// The lower case of one code point, without context; the point itself if it has none. `second` is 0 except for U+0130.
+// The lower case of one code point, without context: the point itself if it has no lower case. `second` is 0 except for
+// U+0130.
 struct Lower {
   uint32_t first = 0, second = 0;
 };
@@ -89,12 +90,13 @@ bool is_bert_chinese(uint32_t point);
 
 // ---- Normal forms (UAX 15). See Note [Older tables].
 uint8_t combining_class(uint32_t point);
-// The full canonical or compatibility decomposition; empty if the point has none. Does not cover Hangul syllables.
+// Returns the full canonical or compatibility decomposition; empty if the point has none. Does not cover Hangul
+// syllables.
 std::span<const uint32_t> decomposition(uint32_t point, bool compatibility);
-// The primary composite of two points, 0 if there is none. Covers Hangul syllables.
+// Returns the primary composite of two points, 0 if there is none. Covers Hangul syllables.
 uint32_t compose(uint32_t first, uint32_t second);
 
-// The position of the code point before text[at]. REQUIRES: at > 0 and valid UTF-8.
+// Returns the position of the code point before text[at]. REQUIRES: at > 0 and valid UTF-8.
 inline size_t previous_point(std::string_view text, size_t at) {
   do --at;
   while ((static_cast<uint8_t>(text[at]) & 0xC0) == 0x80);
