@@ -37,19 +37,20 @@ class AccumulateNode final : public Node {
     const Tensor& total = slot_->grad;
     return grad_enabled() || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
   }
-  // Undefined while somebody still holds an earlier gradient in that memory.
+  // Returns `home` if a node may write the leaf's whole gradient into it, otherwise an undefined tensor. A node may not
+  // while somebody still holds an earlier gradient in that memory.
   Tensor home_for_all() const {
     const bool is_free = home.defined() && home.impl()->refs.load() == 1;
     return grad_enabled() || !slot_->hooks.empty() || slot_->grad.defined() || !is_free ? Tensor() : home;
   }
 
-  // Null while gradients must not come in parts: Note [Gradients in parts].
+  // Returns `parts`, or null while gradients must not come in parts: Note [Gradients in parts].
   GradientParts* parts_now() const {
     return grad_enabled() || !slot_->hooks.empty() || anomaly::detecting ? nullptr : parts;
   }
 
   void leaf_grad_added() override {
-    if (!slot_->grad.defined()) slot_->grad = home;  // it was written into the GradientHome
+    if (!slot_->grad.defined()) slot_->grad = home;  // the gradient was written into the home
     if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
   }
   bool offer_part(Tensor& total) {
@@ -62,7 +63,7 @@ class AccumulateNode final : public Node {
   }
   bool has_hooks() const { return !slot_->hooks.empty(); }
   bool has_callbacks() const { return !slot_->accumulated.empty(); }
-  // Callbacks may add others, which the next backward calls, and remove any.
+  // Runs the callbacks. A callback may add callbacks, which run from the next backward on, and may remove any callback.
   void call_back() {
     const std::shared_ptr<GradSlot> slot = slot_;
     const auto callbacks = slot->accumulated;
@@ -123,7 +124,8 @@ GradientHome::~GradientHome() {
   set(Tensor());
   set_parts(nullptr);
 }
-// Keeps a handle of its own, because AccumulateNode counts the handles that others hold.
+// Keeps a new handle (detach()). Only gradients that were written into the home share this handle, so its reference
+// count tells home_for_all() whether somebody still holds such a gradient.
 void GradientHome::set(Tensor home) {
   static_cast<AccumulateNode&>(*accumulator_).home = home.defined() ? home.detach() : Tensor();
 }

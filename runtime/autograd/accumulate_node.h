@@ -19,17 +19,17 @@ inline bool is_leaf_node(const Node& node) { return node.sequence == UINT64_MAX;
 
 // Note [Gradients in parts]. A leaf that is used several times, as a tied embedding is, gets its gradient in several
 // contributions, and backward adds them up before it adds the sum to .grad. An averager need not wait for the last
-// one: it may have the sum so far added to .grad, and it may take a contribution as rows of the leaf (take_rows()).
-// Rows that it takes are not added to .grad. The leaf's callbacks (on_accumulated) run once, at the end. Gradients
-// do not come in parts while the leaf has hooks, which see whole gradients, under create_graph, under
-// DetectAnomaly, and in grad().
+// contribution: it may request that the sum so far is added to .grad, and it may take a contribution as rows of the
+// leaf (take_rows()). Rows that the averager takes are not added to .grad. The leaf's callbacks (on_accumulated) run
+// once, at the end. Gradients come in one part while the leaf has hooks (hooks see whole gradients), under
+// create_graph, under DetectAnomaly, and in grad().
 class GradientParts {
  public:
   virtual ~GradientParts() = default;
-  // Asked when a contribution has arrived and this backward has more for the leaf. True: all that has arrived is added
-  // to .grad now.
+  // Called when a contribution has arrived and more will follow in this backward. Returns true if the sum so far shall
+  // be added to .grad now.
   virtual bool wants_part() = 0;
-  // Called after all that has arrived was added to .grad because wants_part() returned true.
+  // Called after the sum so far was added to .grad because wants_part() returned true.
   virtual void part_added() = 0;
   // Offers a contribution as rows (..., C), to be added to the rows of the leaf (V, C) that `indices` (...) name.
   // False: refused; the contribution then arrives as a dense gradient.
@@ -55,11 +55,12 @@ class GradientHome {
  private:
   std::shared_ptr<Node> accumulator_;  // kept alive, so that later graphs use this node
 };
-// Returns the home of the leaf whose node this is, if the running backward may make the whole
-// .grad there; otherwise undefined.
+// Returns the home of the leaf whose node is `leaf`, if the running backward may write the whole .grad into the home.
+// Otherwise returns an undefined tensor.
 Tensor gradient_home(const Node& leaf);
-// For a leaf whose device or dtype changes. A graph made before throws Error with the message `error` when its gradient
-// arrives at the leaf. Later graphs use the leaf's hooks and .grad as before.
+// Ends the existing graphs that lead to `leaf`, because the leaf's device or dtype is about to change: such a graph
+// throws Error with the message `error` when its gradient arrives at the leaf. Later graphs use the leaf's hooks and
+// .grad as before.
 void end_graphs_of_leaf(const Tensor& leaf, const std::string& error);
 
 // While in scope, collects the leaves that require grad and that ops of this thread read under no_grad. A checkpoint
@@ -93,7 +94,8 @@ bool has_callbacks(const Node& leaf);
 // Called when a contribution has arrived at `leaf` and more will follow. `total`: the sum so far. If the leaf's
 // GradientParts wants it, moves it to .grad and returns true.
 bool offer_part(Node& leaf, Tensor& total);
-// As offer_part(), for a contribution that has been added to .grad already.
+// Tells the leaf's GradientParts, if it wants parts, that a contribution has been added to .grad. For a contribution
+// that did not go through offer_part().
 void notify_part_added(Node& leaf);
 // Runs the callbacks of on_accumulated(). REQUIRES: the leaf's whole gradient is in .grad.
 void run_accumulated_callbacks(Node& leaf);

@@ -30,7 +30,7 @@ class CheckpointNode final : public Node {
     n_inputs_ = edges.size();
   }
   const char* name() const override { return "checkpoint"; }
-  // The first run of fn, without gradients.
+  // Runs fn for the first time, without gradients.
   std::vector<Tensor> run(std::span<const Tensor> inputs) {
     const NoGrad off;
     const GeneratorScope note(GeneratorScope::kNote, generators_);
@@ -104,7 +104,7 @@ class CheckpointNode final : public Node {
   }
 
  private:
-  // In a grad(): computes gradients of the inputs only. Leaves that fn captures get none.
+  // For autograd::grad(): computes gradients of the inputs only. Leaves that fn captures get none.
   static void differentiate(std::span<const Tensor> roots, std::span<const Tensor> seeds,
                             std::span<const Tensor> inputs, std::span<Tensor> grads_in) {
     std::vector<Tensor> requested;
@@ -117,8 +117,8 @@ class CheckpointNode final : public Node {
 
   Fn fn_;
   std::vector<SavedTensor> inputs_, leaves_;  // fn's inputs; the leaves that it captures
-  std::vector<GeneratorState> generators_;    // those that fn used, as they were before the first run
-  CollectiveLog collectives_;                 // those of the first run
+  std::vector<GeneratorState> generators_;    // states of fn's generators before the first run
+  CollectiveLog collectives_;                 // the collectives of the first run
   std::optional<DType> autocast_;
   bool released_ = false;
   size_t n_inputs_ = 0;

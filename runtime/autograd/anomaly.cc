@@ -44,7 +44,7 @@ Tensor readable(const Tensor& tensor) {
   return tensor.contiguous().to(kCPU);
 }
 
-// The index of the first value of this kind, as text.
+// Returns the index of the first value of this kind, as text.
 std::string first_of(const Tensor& tensor, Worst kind) {
   const Tensor dense = readable(tensor);
   int64_t at = 0;

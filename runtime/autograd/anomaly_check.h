@@ -28,9 +28,9 @@ class Check {
   Check& operator=(const Check&) = delete;
   void operand(std::string_view name, const Tensor& tensor);
   void operand(std::string_view name, double value);
-  // Throws Error if `result` holds a NaN, or an infinity while no operand held one. `statistic`: the op keeps it for
-  // its gradient, and infinity has a meaning there (a row of attention without any key). The message is "who: what,
-  // f32[8], has a NaN, first at [3]; <operands> (location)".
+  // Throws Error if `result` holds a NaN, or an infinity although every operand was finite. `statistic`: the result is
+  // one that the op keeps for its gradient. There an infinity has a meaning (a row of attention without any key) and is
+  // no error. The message is "who: what, f32[8], has a NaN, first at [3]; <operands> (location)".
   void result(std::string_view who, std::string_view what, const Tensor& result,
               absl::FunctionRef<std::string()> location, bool statistic = false) const;
 

@@ -27,8 +27,8 @@
 #pragma GCC visibility push(default)
 namespace rondo::autograd {
 
-// The gradients of `roots` with respect to `inputs`. They are returned, not accumulated into .grad. grads[i] is the
-// gradient of roots[i]; if it is missing or undefined, roots[i] must have one element, and its gradient is 1.
+// Returns the gradients of `roots` with respect to `inputs`, and accumulates nothing into .grad. grads[i] is the
+// gradient of roots[i]. If grads[i] is missing or undefined, roots[i] must have one element, and the gradient is 1.
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
                          std::span<const Tensor> grads = {}, bool retain_graph = false, bool create_graph = false,
                          bool allow_unused = false, std::source_location where = std::source_location::current());

@@ -22,7 +22,7 @@ namespace rondo::autograd {
 namespace {
 
 class Backward;
-thread_local Backward* innermost = nullptr;  // the innermost of those that run on this thread
+thread_local Backward* innermost = nullptr;  // the innermost backward that runs on this thread
 
 // One run of the tape.
 class Backward {
@@ -42,7 +42,8 @@ class Backward {
   }
   const Node* running() const { return running_; }
   bool returns_gradients() const { return captured_; }
-  // Notes that a contribution to the leaf's gradient has been delivered, so this backward's sum lacks it.
+  // Notes that a contribution to the leaf's gradient has gone to .grad or to GradientParts, so this backward's sum
+  // lacks it.
   void note_partial_delivery(const Node& leaf) {
     if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end())
       task->second.partly_delivered = true;
@@ -69,7 +70,7 @@ class Backward {
     roots_.push_back(edge.node);
     add(*edge.node, edge.output, std::move(grad));
   }
-  // The gradient that arrives at `edge` becomes captured[index].
+  // Requests a gradient: the gradient that arrives at `edge` will become captured[index].
   void capture(const Edge& edge, size_t index) { captures_[edge.node.get()].push_back({edge.output, index}); }
 
   void run(std::vector<Tensor>* captured) {
@@ -134,8 +135,8 @@ class Backward {
         if (runs && is_leaf_node(*node)) leaf_completed(*node, true);
       }
       grads.clear();
-      // Before gradients are passed on: one of them may be a tensor that the node has saved, and may
-      // be overwritten after that.
+      // Saved tensors are released before gradients are passed on: a gradient may be one of the saved tensors, and may
+      // be overwritten once it is passed on.
       if (!retain_graph_ && needed && any) node->release_saved();
       for (size_t i = 0; i < node->edges.size(); ++i) {
         if (!node->edges[i].node) continue;
@@ -194,7 +195,7 @@ class Backward {
     return !edge.node->replaced || tasks_.contains(edge.node.get()) ? edge : edge.node->successor(edge.output);
   }
 
-  // A gradient arrives at output `output` of `node`.
+  // Called when a gradient arrives at output `output` of `node`.
   void add(Node& node, int output, Tensor grad) {
     Task& task = tasks_[&node];
     task.grads.resize(static_cast<size_t>(node.n_outputs));
@@ -367,7 +368,7 @@ Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const 
 }
 
 thread_local Node* rows_of = nullptr;
-thread_local GradientParts* rows_to = nullptr;  // null: the GradientParts of rows_of
+thread_local GradientParts* rows_to = nullptr;  // used if rows_of is null
 
 }  // namespace
 
@@ -392,7 +393,8 @@ bool offer_rows(const LeafGrad& to, const Tensor& rows, const Tensor& indices) {
   return offer_rows(rows, indices);
 }
 
-// A rule may also run while it is traced or replayed. The running node is then not the rule's, and there is no home.
+// A gradient rule may also run while it is traced or replayed. The running node is then not the node of the rule, so
+// there is no home.
 Tensor home_of_operand(int i) {
   const Node* const node = node_of_rule();
   if (node == nullptr || innermost == nullptr || innermost->running() != node || active_recorder() != nullptr)

@@ -25,7 +25,7 @@ struct CollectiveLog {
     Tensor operand, sum;  // [n]; `operand` only if CollectiveLog::operands is set
   };
   std::vector<Message> messages;
-  std::exception_ptr error;  // of the call after these messages; null: none failed
+  std::exception_ptr error;  // thrown by the collective after these messages; null: none failed
   bool operands = false;     // set by the caller before the run: operands are kept, too
 };
 
@@ -41,12 +41,13 @@ class CollectiveReader {
  private:
   const CollectiveLog* log_;
   size_t message_ = 0;
-  int64_t element_ = 0;  // the next element of that message
+  int64_t element_ = 0;  // the next element to read of message `message_`
 };
 
-// kNote: runs the collectives of this thread and records them in the log. kReplay: gives them the log's sums, in order,
-// or the error that ended the log; a collective beyond the log's end is sent. kReplayOnly: a collective beyond the
-// log's end is an Error. Scopes nest: what an inner scope has to send goes through the outer one.
+// kNote: runs the collectives of this thread and records them in the log. kReplay: collectives get the log's sums, in
+// order, or the error that ended the log; only a collective beyond the log's end is sent. kReplayOnly: like kReplay,
+// but a collective beyond the log's end is an Error. Scopes nest: what an inner scope has to send goes through the
+// outer scope.
 class CollectiveScope {
  public:
   enum Mode : uint8_t { kNote, kReplay, kReplayOnly };
@@ -55,7 +56,7 @@ class CollectiveScope {
   CollectiveScope(const CollectiveScope&) = delete;
   CollectiveScope& operator=(const CollectiveScope&) = delete;
 
-  // Communicator::all_reduce_sum() on a dense tensor, through the scopes of this thread.
+  // Runs Communicator::all_reduce_sum() on a dense tensor, through the scopes of this thread.
   static void all_reduce_sum(int64_t communicator, const Tensor& tensor);
 
  private:

@@ -49,7 +49,8 @@ bool is_only_holder(const Tensor& tensor) { return owns_memory_alone(tensor) && 
 
 bool may_overwrite(const Tensor& gradient) { return !grad_enabled() && may_add_slices_in_place(gradient); }
 
-// A saved tensor would hold the memory, too. So a gradient with one holder is not saved by any node.
+// If a node had saved the gradient, the saved tensor would be a second holder of the memory. So a gradient with one
+// holder is saved by no node.
 bool may_add_slices_in_place(const Tensor& gradient) {
   return active_recorder() == nullptr && is_only_holder(gradient) && gradient.is_contiguous() &&
          !(grad_enabled() && gradient.requires_grad() && gradient.is_leaf());
@@ -61,7 +62,7 @@ Tensor apart_from_grads(Tensor gradient) {
   return gradient.storage().purpose() == Purpose::kGradients ? gradient.clone() : std::move(gradient);
 }
 
-// The node and its gradient rule both hold the handle, so only holders of the memory are counted.
+// The node and its gradient rule both hold the handle, so handles say nothing: only holders of the memory are counted.
 bool may_overwrite_saved(const Tensor& saved) {
   return last_read && active_recorder() == nullptr && owns_memory_alone(saved);
 }

@@ -54,7 +54,7 @@ class KnownOne {
 // True if `gradient` is the tensor of the innermost KnownOne, and nobody has written to it since.
 bool is_known_one(const Tensor& gradient);
 
-// While in scope: whether the running node's backward() is the last to read what the node saved.
+// While in scope, now() tells whether the running node's backward() is the last to read what the node saved.
 class LastRead {
  public:
   explicit LastRead(bool last);

@@ -11,8 +11,8 @@
 
 namespace rondo {
 
-// The user's handle is not kept: a later write in place may give it a history that leads to this node, and the two
-// would own each other. A parameter's history never changes, so its handle is kept.
+// The user's handle is not kept: a later write in place may give it a history that leads to the node that saves the
+// tensor, and handle and node would own each other. A parameter's history never changes, so its handle is kept.
 SavedTensor::SavedTensor(const Tensor& tensor, bool is_output, std::source_location where) {
   if (!tensor.defined()) return;
   settle_history(tensor, where);
@@ -50,8 +50,8 @@ AutogradMeta& meta_of(const Tensor& tensor) {
   return *meta;
 }
 
-// As in PyTorch, retain_grad() keeps the gradient of what the tensor holds now, so it moves on to the new node. A hook
-// stays with the value for which it was registered.
+// As in PyTorch, retain_grad() keeps the gradient of what the tensor holds now, so the retained gradient moves to the
+// tensor's new node. A hook stays with the value for which it was registered.
 [[gnu::cold, gnu::noinline]] void move_retained_gradient(const AutogradMeta& meta, Node& node, int output) {
   std::weak_ptr<GradSlot>& retained = meta.grad_fn->extras_of(meta.output).retained;
   if (retained.lock() != meta.slot) return;
@@ -127,7 +127,7 @@ class ViewOfBaseNode final : public Node {
 };
 
 // The history of a base after a write through one of its views: the view's part of the gradient goes to the written
-// values, the rest to the old base.
+// values, all other elements of the gradient go to the old base.
 class OverwriteNode final : public Node {
  public:
   OverwriteNode(ViewGeometry geometry, Edge base, Edge written) : geometry_(geometry) {

@@ -1,5 +1,5 @@
-// The history of a tensor: the node that made it, at which the tensor's gradient enters the tape. A differentiable
-// write in place gives the tensor a new history.
+// The history of a tensor: the node that made the tensor. The tensor's gradient enters the tape at this node. A
+// differentiable write in place gives the tensor a new history.
 //
 // Note [Views]. A view remembers its base, so that a write through the view reaches the base's history and a write to
 // the base reaches the view's. A view made under no_grad has no history. A write to such a view is an error in grad
@@ -34,20 +34,20 @@ class SavedTensor {
 
 namespace autograd {
 
-// The edge along which the gradient of `tensor` flows; empty if it needs none. Throws Error for a view made under
-// no_grad whose base was overwritten since (Note [Views]). Inside a compiled region, a graph break if `tensor` is the
-// result of an op of the region.
+// Returns the edge along which the gradient of `tensor` flows; an empty edge if `tensor` needs no gradient. Throws
+// Error for a view made under no_grad whose base was overwritten since (Note [Views]). Inside a compiled region, the
+// call is a graph break if `tensor` is the result of an op of the region.
 Edge gradient_edge(const Tensor& tensor, std::source_location where = std::source_location::current());
-// Makes `tensor`, of a floating dtype, output `output` of `node`. What was computed from it before keeps its own
-// history. Inside a compiled region, a graph break if an op of the region has made or read `tensor`.
+// Makes `tensor`, of a floating dtype, output `output` of `node`. Tensors that were computed from `tensor` before keep
+// their history. Inside a compiled region, the call is a graph break if an op of the region has made or read `tensor`.
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output,
                  std::source_location where = std::source_location::current());
 
 // ---- For the runtime
 
-// As set_history(), for a tensor that no recording has made or read.
+// Like set_history(), for a tensor that no recording has made or read.
 void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
-// As put_history(), for a tensor that `node` has overwritten: if it is a view, its base gets a new history, too.
+// Like put_history(), for a tensor that `node` has overwritten. If it is a view, its base gets a new history, too.
 void put_history_of_write(Tensor& target, std::shared_ptr<Node> node);
 // Throws Error if `target` must not be overwritten: two of its elements share memory, or the write would make a
 // gradient wrong. `differentiable`: a gradient passes through the write.

@@ -24,8 +24,8 @@ namespace {
 std::atomic<uint64_t> next{0};
 uint64_t take_sequence() { return next.fetch_add(1, std::memory_order_relaxed); }
 
-// Runs what is recorded first, so that its node is older than the new one: gradients are then added in the order
-// of eager execution.
+// Runs the recorded ops first, so that their node is older than the new node: gradients are then added in the order of
+// eager execution.
 uint64_t sequence_of_new_node(std::source_location where) {
   if (Recorder* const recorder = active_recorder()) [[unlikely]]
     recorder->interrupt("a tape node is made", where);
@@ -46,7 +46,7 @@ Node::~Node() {
   try {
     for (Edge& edge : edges)
       if (edge.node && edge.node.use_count() == 1) dying->push_back(std::move(edge.node));
-  } catch (const std::bad_alloc&) {  // no memory for the queue: the rest is freed recursively
+  } catch (const std::bad_alloc&) {  // no memory for the queue: the remaining nodes are freed recursively
   }
   while (outermost && !queue.empty()) {
     std::shared_ptr<Node> node = std::move(queue.back());

@@ -60,8 +60,8 @@ struct GradSlot {
 struct LeafGrad {
   const Node* leaf = nullptr;  // null: there is no such leaf
   bool added = false;          // the node has added the gradient in place
-  // The leaf's .grad; undefined if it must not be overwritten. Call this only for a leaf that gets a gradient from the
-  // node: another thread may be using any other leaf.
+  // Returns the leaf's .grad, or an undefined tensor if it must not be overwritten. Call this only for a leaf that gets
+  // a gradient from the node: another thread may be using any other leaf.
   Tensor grad() const;
 };
 
@@ -124,7 +124,7 @@ class Node {
 
  protected:
   explicit Node(uint64_t fixed_sequence) : sequence(fixed_sequence) {}
-  // For nodes that the runtime itself makes: they are no graph break, and what is recorded need not run first.
+  // For nodes that the runtime itself makes: such a node is no graph break, and recorded ops need not run before it.
   struct AsRecordingGoesOn {};
   explicit Node(AsRecordingGoesOn);
 };

@@ -24,7 +24,7 @@ class RuleScope {
   const Node* previous_;
 };
 
-// While in scope: the gradients of the running node that grad() needs.
+// While in scope, now() tells which gradients of the running node grad() needs.
 class RequestedGradients {
  public:
   // `edges`: by edge, whether its gradient, or one that is computed from it, is requested. `outputs`: the outputs whose
@@ -44,8 +44,8 @@ class RequestedGradients {
   const RequestedGradients* previous_;
 };
 
-// While in scope: nodes that this thread makes will replace `node` (Note [Replaced nodes] in node.h). They have its
-// place in the order of a backward; among themselves they keep the order of creation.
+// While in scope: nodes that this thread makes will replace `node` (Note [Replaced nodes] in node.h). In the order of a
+// backward the new nodes take the place of `node`; among themselves they keep the order of creation.
 class ReplacementScope {
  public:
   explicit ReplacementScope(const Node& node);

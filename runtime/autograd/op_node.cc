@@ -116,7 +116,7 @@ class OpNode final : public Node {
   const OpDef& op_;
   Attrs attrs_;
   std::source_location where_;
-  std::unique_ptr<const std::string> location_;  // under DetectAnomaly: with the module, which backward cannot see
+  std::unique_ptr<const std::string> location_;  // under DetectAnomaly: names the module, which backward cannot see
   bool saves_ = false;  // the node saves a tensor; one that saves none may run backward any number of times
   bool released_ = false;
   absl::InlinedVector<InputMeta, 3> metas_;

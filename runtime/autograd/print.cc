@@ -34,7 +34,7 @@ class Printer {
   }
 
  private:
-  // The indices of a dimension that are shown; -1 stands for those left out.
+  // Returns the indices of a dimension that are shown; -1 stands for the indices that are left out.
   std::vector<int64_t> shown(int dim) const {
     std::vector<int64_t> indices;
     const int64_t n = sizes_[dim];
@@ -92,7 +92,8 @@ class Printer {
     return std::string(width_ - std::min(width_, text.size()), ' ') + text;
   }
 
-  // The text "[...]" of dimension `dim` and those inside of it. `indent`: the column of its opening bracket.
+  // Returns the text "[...]" of dimension `dim` and of the dimensions inside of it. `indent`: the column of its opening
+  // bracket.
   std::string list(int dim, int64_t offset, size_t indent) const {
     const bool innermost = dim == sizes_.rank() - 1;
     const size_t per_line = std::max<size_t>(1, (kLineWidth - std::min(indent, kLineWidth)) / (width_ + 2));

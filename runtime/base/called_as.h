@@ -1,11 +1,12 @@
-// The name of a call in messages, where an op does another op's work.
+// The name that error messages give to a call, for an op whose work another op does.
 //
 //   Tensor conv1d(...) {
 //     const CalledAs name("conv1d", "conv2d");     // errors about conv2d say conv1d
 //     return squeeze(call(kConv2d, ...), 2);
 //   }
 //
-// A CalledAs holds for its scope and thread. In nested scopes the outer scope renames the result of the inner one.
+// A CalledAs holds for its scope and thread. If scopes nest, the inner scope renames the op first, and the outer scope
+// renames the result.
 #pragma once
 
 #include <string_view>

@@ -14,11 +14,11 @@
 namespace rondo::memory {
 
 namespace detail {
-extern std::atomic<int> asks_for_causes;  // possible callers of Cause::describe(): memory recordings, open devices
+extern std::atomic<int> asks_for_causes;  // how many memory recordings and open devices may call Cause::describe()
 }  // namespace detail
 
 // Names the work of this thread in this scope, for Report::cause and for out-of-memory messages of a device. Does
-// nothing while no memory recording runs and no such device is in use. `prefix` and `name` must outlive the object.
+// nothing while no memory recording runs and no CUDA device is open. `prefix` and `name` must outlive the object.
 class Cause {
  public:
   Cause(const char* prefix, std::string_view name, std::source_location where) {
@@ -34,7 +34,8 @@ class Cause {
   // "matmul, in backward of linear (train.cc:41)"
   static std::string describe();
 
-  // This thread's innermost Cause, or null. A pool thread that helps another thread adopts its Cause with TakenOver.
+  // Returns this thread's innermost Cause, or null. A pool thread that helps another thread adopts its Cause with
+  // TakenOver.
   static const Cause* innermost() { return innermost_; }
   class TakenOver {
    public:

@@ -66,7 +66,7 @@ CpuFeatureSet host_cpu_features();
 // Features that the kernels were compiled for.
 extern const CpuFeatureSet kKernelCpuFeatures;
 
-// The names that LLVM uses: "avx2 avx512f", "lse sve". GCC's options are the same, except for a few of aarch64.
+// The names that LLVM uses: "avx2 avx512f", "lse sve". GCC's options have the same names, except for a few of aarch64.
 std::string names_of(CpuFeatureSet features);
 
 // Throws UnsupportedCpuError, which names what is missing, unless `host` has all that is needed.

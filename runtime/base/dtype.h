@@ -90,7 +90,7 @@ constexpr bool is_low_precision(DType t) { return t == DType::kBF16 || t == DTyp
 
 // The type in which arithmetic on `t` is done: f32 for the 16-bit floats, else `t` itself.
 constexpr DType compute_dtype(DType t) { return is_low_precision(t) ? DType::kF32 : t; }
-// The same for C++ types.
+// compute_dtype() for C++ types: float for the 16-bit floats, else T itself.
 template <class T>
 using ComputeType = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
 

@@ -10,15 +10,15 @@
 //   A scope surrounds Rondo's own computation, not the user code that Rondo calls: `forward`, hooks, tape nodes of the
 //   program, datasets and callbacks see the host's state. Scopes are in:
 //   - every op that runs eagerly (dispatch.cc), the gradient rules (op_node.cc), printing;
-//   - numbers that ops and modules compute on the host: the inverse of a divisor, the bound of initial weights;
+//   - code of ops and modules that computes numbers on the CPU: the inverse of a divisor, the bound of initial weights;
 //   - compile/: code that compiles a recording or looks up its kernels (RegionTrace::run_now, Binding::backward_for),
 //     and the Executor, which runs all programs, including replays and optimizer steps;
 //   - optim/: steps, clip_grad_norm_ and GradScaler; the sampler of generation;
 //   - threads that only compute: device streams (backend.h) and the threads of a ProcessGroup.
 //   A pool thread runs a job with the settings of the thread that called parallel_for, so all pieces of a kernel use
-//   the same settings. This holds for a host's own jobs, too. An OpDef or a log sink that the program provides is
-//   called with Rondo's state, a schedule (optim/schedule.h) with the caller's. Rondo does not notice a host that
-//   changes the x87 settings but not those of SSE; nothing here computes with x87.
+//   the same settings, also if the host itself calls parallel_for. An OpDef or a log sink that the program provides is
+//   called with Rondo's state. A schedule (optim/schedule.h) is called with the caller's state. If a host changes the
+//   x87 settings but not those of SSE, Rondo does not notice; Rondo does not compute with x87.
 // Note [Arithmetic in a scope]. Compilers do not know that arithmetic depends on this state. They may move it out of a
 //   scope, but not past a call or past an access to memory that others see. If a function computes with its arguments,
 //   or returns what it computed, here() keeps the computation inside the scope:
@@ -45,7 +45,7 @@ class FloatingPointState {
   // Calls apply() if this thread's settings differ.
   void apply_settings() const;
   bool has_default_settings() const;
-  // The default settings with the flags of this state.
+  // Returns the default settings with the flags of this state.
   FloatingPointState with_default_settings() const;
   bool operator==(const FloatingPointState& other) const;
 

@@ -1,5 +1,5 @@
 // Like absl's StrFormat() and StrAppendFormat(), but these throw std::bad_alloc when memory runs out. absl's versions
-// write the last bytes in a destructor, so a string that cannot grow there ends the process.
+// write the last bytes in a destructor, so a string that cannot grow in this destructor ends the process.
 //
 //   return formatted("%.1f MB", bytes * 1e-6);      // the format is checked at compile time
 #pragma once

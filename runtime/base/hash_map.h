@@ -66,14 +66,14 @@ template <class Table> class HashTable {
       if (drop(*element)) table_.erase(element);
     }
   }
-  // A small table keeps its memory.
+  // Erases all elements. A small table keeps its memory.
   void clear() {
     const size_t capacity = table_.capacity();
     table_.clear();
     if (table_.capacity() != capacity) room_ = 0;
     left_ = room_;
   }
-  // Room for `count` elements in all.
+  // Makes room for `count` elements in all.
   void reserve(size_t count) {
     if (count > table_.size() + left_) rebuild(count);
   }
@@ -93,8 +93,8 @@ template <class Table> class HashTable {
   size_t left_ = 0;  // how many new keys fit before the table must grow
 
  private:
-  // If the table's allocation fails, its destructor would free memory that was never allocated. The table owns nothing
-  // then, so the union skips the destructor.
+  // If the table's allocation fails, the table's destructor would free memory that was never allocated. After such a
+  // failure the table owns nothing, so the union skips the destructor.
   union Unfinished {
     Unfinished() : table() {}
     ~Unfinished() {}
@@ -121,7 +121,7 @@ template <class Key, class Value> class HashMap : public detail::HashTable<absl:
   using Base::make_room;
   using Base::table_;
   static_assert(std::is_nothrow_move_constructible_v<Key> && std::is_nothrow_move_constructible_v<Value>);
-  // If the pair has standard layout, absl moves the key, although it is const; otherwise it copies the key.
+  // If the pair has standard layout, absl moves the key, although the key is const. If not, absl copies the key.
   static_assert(std::is_nothrow_copy_constructible_v<Key> || std::is_standard_layout_v<std::pair<Key, Value>>);
 
  public:

@@ -1,4 +1,4 @@
-// A library that computes for kernels failed, or cannot be loaded.
+// LibraryError: a library that kernels call, such as oneDNN, failed or cannot be loaded.
 #pragma once
 
 #include <string_view>
@@ -8,7 +8,7 @@
 
 namespace rondo {
 
-// The message is the library's. A kernel throws it; the caller of the kernel adds the op and the user's line.
+// A kernel throws this error with the library's message. The caller of the kernel adds the op and the user's line.
 class LibraryError : public Error {
  public:
   using Error::Error;

@@ -8,14 +8,15 @@
 
 namespace rondo {
 
-// Returns `where`, unless that is in one of Rondo's own files: then the innermost module call (ModuleFrame) outside of
-// them. Takes a few nanoseconds: cheap enough for every recorded op.
+// Returns `where` if it is in a file of the user. If `where` is in one of Rondo's own files, returns the place of the
+// innermost module call (ModuleFrame) in a file of the user. Takes a few nanoseconds, so it may run for every recorded
+// op.
 std::source_location user_location(std::source_location where);
 
 // A copy of a call's place, so that work that runs later, perhaps on another thread, can still name it.
 class CallSite {
  public:
-  // The call that this thread makes now, at `where`.
+  // Copies the place of the call that this thread makes now, at `where`.
   explicit CallSite(std::source_location where);
   // " (train.cc:41, in h.3.mlp)"
   std::string text() const;

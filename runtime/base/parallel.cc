@@ -84,16 +84,16 @@ using PieceFn = absl::FunctionRef<void(uint32_t piece)>;
 //
 // Note [Weak memory order]. ARM may make a thread's writes visible in another order than x86 does. All data that
 // threads share without a mutex was reviewed for that:
-// - this pool: the caller writes the job, then the words of the ranges (release). A claim (acquire) reads such a word,
-//   or one that a later claim of the same job wrote, so it sees the job. The decrements of left_ (release) and the
+// - this pool: the caller writes the job, then the words of the ranges (release). A claim (acquire) reads a word that
+//   the caller or an earlier claim of the same job wrote, so it sees the job. The decrements of left_ (release) and the
 //   caller's last read (acquire) order the results. Reads before a claim (ranges_used_, words) only say where to look.
 // - pointers that are set once (the pool, tables of devices, states and modules of CUDA, copies of parameters, the
-//   plug-in) use release and acquire. Reference counts: the last owner acquires what the others have released.
-// - flags that pieces of a kernel set (a bad index, the worst value of an anomaly, a known row of truth.cc) are
-//   relaxed: they are read only after the job is done.
+//   plug-in) use release and acquire. Reference counts: the last owner acquires what the other owners have released.
+// - flags that pieces of a kernel set (a bad index, the worst value of an anomaly, a row of any() or all() whose result
+//   is known) are relaxed: the result is read only after the job is done.
 // - statistics, limits, log levels and settings for tests are relaxed: a thread may see an old value for a moment.
-// - machine code is written, the caches are cleaned (place_object()), it is made executable, and then it is handed on
-//   under a mutex.
+// - machine code: the compiling thread writes the code, cleans the caches (place_object()), makes the code executable,
+//   and then hands it on under a mutex.
 // Everything else is sequentially consistent or under a mutex. TSan runs this code on x86 (tests/nightly.sh tsan).
 class Pool {
  public:
@@ -104,7 +104,7 @@ class Pool {
     for (int i = 0; i < started_; ++i) workers_[static_cast<size_t>(i)]->thread.join();
   }
 
-  // The thread that acquires the pool may run one job.
+  // Returns true if this thread has acquired the pool. Only then may it run a job.
   bool try_acquire() { return !busy_.exchange(true, std::memory_order_acquire); }
   void release() { busy_.store(false, std::memory_order_release); }
 
@@ -208,7 +208,7 @@ class PoolOwner {
       pool_.store(new (std::nothrow) Pool, std::memory_order_release);
     return pool_.load(std::memory_order_relaxed);
   }
-  // Afterwards parallel_for runs inline. A pool that another thread still uses is left alone.
+  // Ends the pool's threads, unless another thread still uses the pool. Afterwards parallel_for runs inline.
   void end() {
     Pool* pool = pool_.load(std::memory_order_acquire);
     if (pool != nullptr && pool->try_acquire()) pool->end();
@@ -238,7 +238,7 @@ Pool* pool() {
   return PoolOwner::instance().get();
 }
 
-// First exception of any piece; the others are dropped.
+// Keeps the first exception of any piece. Later exceptions are dropped.
 struct ErrorSlot {
   std::mutex mutex;
   std::exception_ptr error;

@@ -35,7 +35,8 @@ template <class Key, class Value> class RecentCache {
     const std::lock_guard lock(mutex_);
     return find_and_touch(key);
   }
-  // Adds a value that was made without the lock. If another thread has added one meanwhile, returns that one.
+  // Adds a value that was made without the lock. If another thread has added a value for `key` meanwhile, returns the
+  // other thread's value.
   Pointer add(const Key& key, Pointer value) {
     const std::lock_guard lock(mutex_);
     if (Pointer found = find_and_touch(key)) return found;

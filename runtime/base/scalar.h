@@ -46,7 +46,7 @@ class Scalar {
   }
 
  private:
-  // An unsigned number above the range of int64_t counts as a real one.
+  // False for an unsigned number above the range of int64_t: it counts as a real number.
   template <class T> static constexpr bool is_exact_integer(T value) {
     if constexpr (!std::is_integral_v<T>) return false;
     else if constexpr (std::is_unsigned_v<T> && sizeof(T) == 8) return value <= static_cast<T>(INT64_MAX);

@@ -92,7 +92,7 @@ class ReduceDims {
 // "[8, 512, 64]"
 std::string to_string(const Dims& dims);
 
-// The number of elements, or -1 if a size is negative or the product does not fit into 62 bits.
+// Returns the number of elements, or -1 if a size is negative or the product does not fit into 62 bits.
 inline int64_t checked_numel(const Dims& sizes) {
   int64_t n = 1;
   bool overflows = false, empty = false;
@@ -130,13 +130,13 @@ inline bool is_contiguous(const Dims& sizes, const Dims& strides) {
 // Returns `dim` as a number from 0: -1 is the last dimension. A scalar counts as one dimension, so rank 0 takes -1, 0.
 // Throws Error "op: dimension 3 is out of range for [2, 4]".
 int normalize_dim(const char* op, int64_t dim, const Dims& sizes, std::source_location where);
-// The same for a rank without sizes; the message gives the number of dimensions.
+// Like the function above, for a known rank but unknown sizes: the message gives the number of dimensions.
 int normalize_dim(const char* op, int64_t dim, int rank, std::source_location where);
 
-// The shape that `a` and `b` broadcast to, by NumPy's rules. Returns false if they do not broadcast.
+// Sets `out` to the shape that `a` and `b` broadcast to, by NumPy's rules. Returns false if they do not broadcast.
 bool broadcast_shapes(const Dims& a, const Dims& b, Dims& out);
 
-// The strides that read a tensor of (sizes, strides) as if broadcast to `to`: 0 in each broadcast dimension.
+// Returns the strides that read a tensor of (sizes, strides) as if broadcast to `to`: 0 in each broadcast dimension.
 Dims broadcast_strides(const Dims& sizes, const Dims& strides, const Dims& to);
 
 }  // namespace rondo

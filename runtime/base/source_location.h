@@ -1,5 +1,6 @@
 // <source_location>, also for Clang 14, which lacks a builtin that the standard header needs. For Clang 14 the class is
-// defined here in the layout of GCC's library, so that such a program can use a Rondo that another compiler built.
+// defined here in the layout of GCC's library, so that a program compiled with Clang 14 can use a Rondo library that
+// another compiler built.
 #pragma once
 
 #include <source_location>
@@ -33,7 +34,7 @@ class source_location {
     const char* function;
     unsigned line, column;
   };
-  // Made once for each place of the program and never freed, as a constant would be.
+  // Returns the record of a place in the program. The record is made once and never freed, like a constant.
   static const Place* place(const char* file, const char* function, uint_least32_t line) {
     thread_local const Place* recent[64] = {};
     const Place*& slot = recent[(reinterpret_cast<uintptr_t>(function) / 8 + line) % 64];

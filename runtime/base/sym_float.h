@@ -5,13 +5,12 @@
 //
 //   const SymFloat s = g.scalar(0);
 //   g.set(0, call(kPowScalarGrad, {x, grad}, {.floats = {s - 1.0}}) * s);   // s - 1.0 is a new symbol
-//   if (s == 2.0) ...                                                       // holds for calls with the same answer
-//   only
+//   if (s == 2.0) ...                                                       // adds a guard on the outcome
 //
 // Arithmetic on a symbol makes a symbol. A comparison becomes a guard: the compiled code serves only calls in which the
 // comparison has the same outcome. A conversion to double becomes a guard on that one value. So a rule that converts to
-// double is correct, and a rule that keeps SymFloat also serves other values. Outside of compilation no SymFloat is a
-// symbol, and all of this is arithmetic on doubles.
+// double is correct, but its compiled code serves one value only; a rule that keeps SymFloat also serves other values.
+// Outside of compilation no SymFloat is a symbol, and all of this is arithmetic on doubles.
 #pragma once
 
 #include <cmath>
@@ -49,7 +48,7 @@ class SymFloat {
   constexpr SymFloat(T value) : value_(static_cast<double>(value)), symbol_(-1) {}
   constexpr SymFloat(double value, int32_t symbol) : value_(value), symbol_(symbol) {}
 
-  // For text and for the compiler. Adds no guard, so no decision may depend on it.
+  // The value, for messages and for the compiler. Adds no guard, so no decision may depend on this value.
   constexpr double value() const { return value_; }
   // -1 for a constant.
   constexpr int32_t symbol() const { return symbol_; }
@@ -147,7 +146,7 @@ class FloatTracer {
   virtual void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) = 0;
 };
 
-// This thread's tracer, or null.
+// Returns this thread's tracer, or null.
 FloatTracer* active_float_tracer();
 
 // While in scope, this thread's arithmetic on symbols goes to `tracer`.

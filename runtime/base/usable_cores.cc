@@ -56,8 +56,8 @@ std::string unescaped(std::string_view text) {
   return plain;
 }
 
-// Lines of mountinfo, see proc(5): "36 35 0:31 GROUP POINT rw,relatime shared:9 - cgroup2 cgroup2 rw". The number of
-// optional fields before the "-" varies.
+// Reads the lines of mountinfo, see proc(5): "36 35 0:31 GROUP POINT rw,relatime shared:9 - cgroup2 cgroup2 rw". The
+// number of optional fields before the "-" varies.
 std::vector<Mount> mounts(const std::string& root) {
   std::vector<Mount> found;
   for (const std::string& line : lines_of(root + "/proc/self/mountinfo")) {
@@ -71,8 +71,8 @@ std::vector<Mount> mounts(const std::string& root) {
   return found;
 }
 
-// This process's group in the hierarchy of that version. The lines are "4:cpu,cpuacct:/GROUP" in version 1, "0::/GROUP"
-// in version 2.
+// Returns this process's control group, in the hierarchy of version 1 or 2. The lines are "4:cpu,cpuacct:/GROUP" in
+// version 1, "0::/GROUP" in version 2.
 std::optional<std::string> own_group(const std::string& root, bool is_v2) {
   for (const std::string& line : lines_of(root + "/proc/self/cgroup")) {
     const Fields fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
@@ -81,7 +81,8 @@ std::optional<std::string> own_group(const std::string& root, bool is_v2) {
   return std::nullopt;
 }
 
-// The path of `group` relative to `top`: "" for `top` itself, "/a/b" for a group inside it, otherwise nothing.
+// Returns the path of `group` relative to `top`: "" for `top` itself, "/a/b" for a group inside of `top`, nullopt for a
+// group outside of `top`.
 std::optional<std::string> below(const std::string& top, const std::string& group) {
   const std::string prefix = top == "/" ? "" : top;
   const std::string whole = group == "/" ? "" : group;
@@ -96,7 +97,8 @@ std::string first_line(const std::string& path) {
   return lines.empty() ? "" : lines[0];
 }
 
-// The quota of one group without its parents. The files give microseconds per period; "max" or -1 means no limit.
+// Returns the quota of one control group, without those of its parent groups. The files give microseconds per period;
+// "max" or -1 means no limit.
 std::optional<CpuQuota> quota_of(const std::string& root, const std::string& folder, bool is_v2) {
   const std::string file = folder + (is_v2 ? "/cpu.max" : "/cpu.cfs_quota_us");
   Fields numbers = absl::StrSplit(first_line(root + file), ' ', absl::SkipEmpty());
@@ -115,8 +117,8 @@ std::optional<CpuQuota> cpu_quota(const std::string& root) {
   for (const Mount& mount : mounts(root)) {
     const std::optional<std::string> group = own_group(root, mount.is_v2);
     if (!group) continue;
-    // A container may see its group's name on the host, but a mount that does not contain that name. Its own group is
-    // then the top of the mount.
+    // A container may see the name that its group has on the host, but a mount without a group of this name. The
+    // container's own group is then the top of the mount.
     std::string folder = mount.point + below(mount.group, *group).value_or("");
     while (folder.size() >= mount.point.size()) {
       if (std::optional<CpuQuota> quota = quota_of(root, folder, mount.is_v2))

@@ -3,7 +3,7 @@
 //
 //   docker run --cpus=1.5 ...    // on a machine of 64 cores: usable_cores() is 2
 //
-// Nothing is kept: every call asks the system, which takes about 0.1 ms. Thread safe.
+// Nothing is cached: every call asks the system, which takes about 0.1 ms. Thread safe.
 #pragma once
 
 #include <optional>
@@ -17,16 +17,16 @@ struct CpuQuota {
   std::string file;  // the file that sets the quota: "/sys/fs/cgroup/cpu.max"
 };
 
-// The smallest quota among this process's control group and its parent groups, in version 1 (cpu.cfs_quota_us) or 2
-// (cpu.max) of control groups. Nothing if there is none, or if it cannot be read. `root` is for tests: the folder that
-// holds proc/self/cgroup, proc/self/mountinfo and the mounted files.
+// Returns the smallest quota among this process's control group and its parent groups, in version 1 (cpu.cfs_quota_us)
+// or 2 (cpu.max) of control groups. nullopt if no group has a quota, or if the files cannot be read. `root` is for
+// tests: the folder that holds proc/self/cgroup, proc/self/mountinfo and the mounted files.
 std::optional<CpuQuota> cpu_quota(const std::string& root = "");
 
-// Cores of the affinity mask; those of the machine if the system has no such mask.
+// Returns the number of cores in the affinity mask, or of the machine if the system has no affinity masks.
 int cores_of_affinity();
 
-// The smaller one of cores_of_affinity() and the quota, rounded up. At least 1. If `why` is not null, it becomes one
-// sentence for the user if the quota is the smaller one, else empty.
+// Returns the smaller one of cores_of_affinity() and the quota, rounded up; at least 1. If `why` is not null, sets it
+// to one sentence for the user if the quota is the smaller one, else to an empty text.
 int usable_cores(std::string* why = nullptr, const std::string& root = "");
 
 }  // namespace rondo

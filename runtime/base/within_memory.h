@@ -24,8 +24,8 @@ namespace rondo {
 // The objects of the call are unchanged, so the call may be repeated. But after backward() some gradients may already
 // be accumulated: call zero_grad() before you go on. After merge_adapter(), unmerge_adapter() undoes the part that is
 // merged. If LLVM runs out of memory while it compiles, this process does not call LLVM again: kernels that are not
-// compiled yet run eagerly, with a warning. A lack of memory ends the process only while LLVM is loaded, with the first
-// kernel that is compiled.
+// compiled yet run eagerly, with a warning. A lack of memory ends the process in one case only: while LLVM is being
+// loaded, when the first kernel is compiled.
 class OutOfMemoryError : public Error {
  public:
   using Error::Error;

@@ -1,5 +1,5 @@
-// Conversations by the chat template of a model's folder: chat_template.jinja, additional_chat_templates/NAME.jinja, or
-// the field chat_template of tokenizer_config.json.
+// Renders conversations with the chat template of a model's folder: chat_template.jinja,
+// additional_chat_templates/NAME.jinja, or the field chat_template of tokenizer_config.json.
 //
 //   const auto tokenizer = text::AutoTokenizer::from_pretrained("models/qwen");
 //   const text::EncodedChat chat = text::apply_chat_template(
@@ -7,23 +7,23 @@
 //   nn::generate(model, {chat.ids.begin(), chat.ids.end()}, ...);
 //
 // Text, ids and the assistant's mask equal those of transformers 5.23: apply_chat_template(..., return_dict=True,
-// return_assistant_tokens_mask=True). Two differences are on purpose: a {% generation %} block that begins or ends in
-// text which becomes no token is an Error (the reference then trains on the wrong tokens), and one that ends in the
-// very first token carries loss on that token only. Templates are written in Jinja; jinja/template.h says which part of
-// it is supported. A template that needs more is a TemplateError.
+// return_assistant_tokens_mask=True). Two differences are on purpose. A {% generation %} block that begins or ends in
+// text which becomes no token is an Error, because the reference then trains on the wrong tokens. A {% generation %}
+// block that ends in the very first token carries loss on that token only. Templates are written in Jinja;
+// jinja/template.h says which part of Jinja is supported. A template that needs more is a TemplateError.
 //
 // Templates are untrusted code. A render may use at most 20 million steps of work, 128 MiB of memory and 256 KiB of the
-// calling thread's stack; less stack if the thread has less left, so that 48 KiB stay free. Exceeding a limit is a
-// TemplateError. Published templates use about 1% of the steps for 1 MB of text in 100 messages, and less than 25% for
-// 1 MB in 10,000 messages.
+// calling thread's stack. If the thread has little stack left, the render may use less, so that 48 KiB stay free.
+// Exceeding a limit is a TemplateError. Published templates use about 1% of the steps for 1 MB of text in 100 messages,
+// and less than 25% for 1 MB in 10,000 messages.
 //
 // Each call parses the template, which takes 0.02 to 0.2 ms. data::ChatEncoder (data/chat_template.h) parses it once.
 //
-// A conversation is JSON: an array of messages, or an object with "messages" and, optionally, "tools" and
-// "documents" (arrays) and "chat_template_kwargs" (an object: further variables of the template, such as
-// enable_thinking). Other fields of the object are ignored. A message is an object; the template decides which
-// fields it may have. Fields that are null are left out, and reasoning is found under "reasoning_content",
-// "thinking" and "reasoning", as in transformers.
+// A conversation is JSON: an array of messages, or an object with "messages" and, optionally, "tools" and "documents"
+// (arrays) and "chat_template_kwargs" (an object: further variables of the template, such as enable_thinking). Other
+// fields of the object are ignored. A message is an object; the template decides which fields it may have. As in
+// transformers, fields that are null are left out, and the reasoning of a message may come in the field
+// "reasoning_content", "thinking" or "reasoning": the template sees it as "reasoning_content" and "thinking".
 //
 // Thread safety: everything here may be called from several threads at once.
 #pragma once
@@ -42,9 +42,9 @@ namespace rondo::text {
 struct ChatOptions {
   // Ends the text with the generation prompt, which begins the model's answer.
   bool add_generation_prompt = false;
-  // Text in messages that spells a special token stays ordinary text. In messages that are not the assistant's, so
-  // does text that spells any added token which the template writes. So nobody can forge a role. Off by default, as
-  // in the reference.
+  // Text in messages that spells a special token is encoded as ordinary text. In messages that are not the assistant's,
+  // text that spells any added token which the template itself writes is encoded as ordinary text, too. So nobody can
+  // forge a role. Off by default, as in the reference.
   bool split_special_tokens = false;
   // The name of one of the folder's templates, or a whole template. Empty: the folder's template "tool_use" if it has
   // one and the conversation has tools, else its "default".
@@ -58,7 +58,7 @@ struct ChatOptions {
 // is not a conversation in JSON.
 EncodedChat apply_chat_template(const PreTrainedTokenizer& tokenizer, std::string_view conversation,
                                 const ChatOptions& options = {});
-// The text alone.
+// Like apply_chat_template(), but returns only the text.
 std::string render_chat(const PreTrainedTokenizer& tokenizer, std::string_view conversation,
                         const ChatOptions& options = {});
 

@@ -24,7 +24,7 @@ class ChatRenderer {
     std::string text;
     std::vector<std::pair<size_t, size_t>> generation;  // [begin, end) in bytes
     // [begin, end) in bytes, in order: text that must not become special tokens even if it spells one. An empty range
-    // only divides the text there.
+    // only splits the text at its position.
     std::vector<std::pair<size_t, size_t>> ordinary;
   };
   // Renders the first `count` messages.
@@ -45,13 +45,13 @@ class ChatRenderer {
     std::optional<TemplateError> error{};
     const jinja::Template& get() const;
   };
-  // Unset if the folder has none of this name.
+  // Returns the folder's template of this name, or nullopt if there is none.
   static std::optional<FolderTemplate> folder_template(const PreTrainedTokenizer& tokenizer, const std::string& name);
   const jinja::Template& choose(const Conversation& conversation) const;
 
   const PreTrainedTokenizer& tokenizer_;
   std::optional<jinja::Template> fixed_;               // the one that the caller named or gave
-  std::optional<FolderTemplate> default_, for_tools_;  // if there is no `fixed_`: the conversation decides
+  std::optional<FolderTemplate> default_, for_tools_;  // used if `fixed_` is unset; the conversation decides which
 };
 
 }  // namespace rondo::text

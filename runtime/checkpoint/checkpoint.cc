@@ -33,7 +33,7 @@ std::string name_of_step(int64_t step) {
   return absl::StrCat(std::string(kPrefix), absl::Dec(step, absl::kZeroPad8), std::string(kSuffix));
 }
 
-// The step in a file's name, or -1 if it is not a checkpoint's name.
+// Returns the step in a file's name, or -1 if it is not a checkpoint's name.
 int64_t step_of_name(std::string_view name) {
   if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() <= kPrefix.size() + kSuffix.size())
     return -1;
@@ -47,7 +47,7 @@ bool is_leftover(std::string_view name) {
   return name.starts_with(std::string(AtomicFile::kTempPrefix) + std::string(kPrefix));
 }
 
-// The checkpoint files in `folder`: (step, path), newest first. Temporary files of killed writers have step -1.
+// Returns the checkpoint files in `folder`: (step, path), newest first. Temporary files of killed writers have step -1.
 std::vector<std::pair<int64_t, std::string>> scan(const std::string& folder) {
   std::vector<std::pair<int64_t, std::string>> found;
   for (const std::string& name : list_folder(folder)) {
@@ -125,8 +125,8 @@ Scalars parse_state(const std::string& path, std::string_view text) {
   return state;
 }
 
-// The checksum over the metadata and all tensors. Each part is preceded by its length, so that moving bytes from one
-// part to the next changes the checksum.
+// Returns the checksum over the metadata and all tensors. Each part is preceded by its length, so that moving bytes
+// from one part to the next changes the checksum.
 std::string checksum_of(const Metadata& metadata, const TensorMap& tensors) {
   Checksum sum;
   const auto part = [&](std::string_view text) {
@@ -149,7 +149,8 @@ std::string checksum_of(const Metadata& metadata, const TensorMap& tensors) {
   return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16));
 }
 
-// The number of values of a dense tensor that are not finite: in every format, all bits of their exponent are 1.
+// Counts the values of a dense tensor that are not finite: in every floating-point format, values whose exponent bits
+// are all 1. `exponent`: a mask of these bits.
 template <class Bits> int64_t count_nonfinite(const Tensor& tensor, Bits exponent) {
   const std::byte* values = static_cast<const std::byte*>(tensor.raw_data());
   std::atomic<int64_t> total = 0;

@@ -54,7 +54,7 @@ enum class Reading {
 // An open file. The constructor reads and checks the header; tensors are made on demand.
 class SafetensorsFile {
  public:
-  // The limit of the reference implementation.
+  // The largest header in bytes, as in the reference implementation.
   static constexpr uint64_t kMaxHeader = 100'000'000;
 
   explicit SafetensorsFile(const std::string& path, Reading reading = Reading::kMap);
@@ -90,11 +90,12 @@ class SafetensorsFile {
 // ".index.json", loads a sharded model (load_sharded_safetensors).
 LoadedTensors load_safetensors(const std::string& path);
 
-// The file `index_path` is {"metadata": {..}, "weight_map": {"tensor name": "name of a file in the same folder"}}. File
-// names with a "/" or a "\", and "..", are refused, so an index cannot name files outside its folder. The metadata is
-// that of the first shard.
+// Loads all tensors of a sharded model. The file `index_path` is
+//   {"metadata": {..}, "weight_map": {"tensor name": "name of a file in the same folder"}}
+// File names with a "/" or a "\", and "..", are refused, so an index cannot name files outside its folder. The metadata
+// is that of the first shard.
 LoadedTensors load_sharded_safetensors(const std::string& index_path);
-// The weight_map of such an index, checked: tensor name -> file name.
+// Reads and checks the weight_map of an index file. Returns tensor name -> file name.
 std::map<std::string, std::string> read_safetensors_index(const std::string& index_path);
 
 // Writes a file atomically (atomic_file.h). Tensors are ordered by descending element size, then by name. The header is
@@ -102,9 +103,9 @@ std::map<std::string, std::string> read_safetensors_index(const std::string& ind
 // reference implementation byte for byte. Tensors that are not contiguous are copied one at a time.
 void save_safetensors(const std::string& path, const TensorMap& tensors, const Metadata& metadata = {});
 
-// The name of the dtype in the format, e.g. "BF16".
+// Returns the name of the dtype in the format, e.g. "BF16".
 std::string_view safetensors_name(DType dtype);
-// The tensors in the order in which save_safetensors writes them.
+// Returns the tensors in the order in which save_safetensors writes them.
 std::vector<TensorMap::const_iterator> file_order(const TensorMap& tensors);
 
 }  // namespace rondo::io

@@ -30,7 +30,8 @@ namespace {
 // Blocks up to this size are cached per thread without a lock.
 constexpr size_t kSmall = 64 << 10;
 constexpr size_t kSmallPerClass = 32;
-// A block for which PageHeap has no address space is allocated alone: from this size on as a mapping on huge pages.
+// A block for which PageHeap has no address space is allocated on its own. From this size on, such a block is a mapping
+// on huge pages.
 constexpr size_t kHuge = PageHeap::kHugePage;
 // More bytes than any machine has. Adding two such numbers does not overflow.
 constexpr size_t kMost = size_t{1} << 62;
@@ -55,7 +56,7 @@ size_t block_size(size_t bytes) {
   const size_t step = std::bit_floor(bytes - 1) / 8;
   return (bytes + step - 1) / step * step;
 }
-// The index of a small size class: 64..512 in steps of 64, then eight classes for each power of two.
+// Returns the index of a small size class: 64..512 in steps of 64, then eight classes for each power of two.
 int small_class(size_t rounded) {
   if (rounded <= 512) return static_cast<int>(rounded / kAlignment) - 1;
   const size_t floor = std::bit_floor(rounded - 1);
@@ -107,7 +108,8 @@ void system_free(void* data, size_t bytes) {
   else std::free(data);
 }
 
-// The memory that this process may use: that of the machine, or the limit of its control group if that is smaller.
+// Returns the memory that this process may use: the machine's memory, or the limit of its control group if that is
+// smaller.
 int64_t usable_memory() {
   auto least = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
   for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
@@ -120,8 +122,8 @@ int64_t usable_memory() {
   return least;
 }
 
-// The bytes of address space for large blocks: more than the memory, because free ranges may be too small for a block,
-// and less than the process may map.
+// Returns the bytes of address space for large blocks: more than the memory, because free ranges may be too small for a
+// block, and less than the process may map.
 size_t address_space(int64_t memory) {
   const size_t wanted = 4 * static_cast<size_t>(memory);
   rlimit most{};
@@ -183,7 +185,7 @@ class LargeBlocks {
     }
   }
   void* allocate_fresh(size_t size) {
-    // The address space is reserved without a check that there is so much memory, so the check is here.
+    // The system reserves address space without a check that so much memory exists, so the check is made here.
     if (size > static_cast<size_t>(memory_)) return nullptr;
     shrink(std::numeric_limits<int64_t>::max(), static_cast<int64_t>(size));
     const PageHeap::Place place = heap_.cheapest(size);

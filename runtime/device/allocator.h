@@ -38,15 +38,16 @@ void set_poison_on_free(bool on);
 
 // ---- For the runtime
 
-// They implement memory::set_limit(), memory::limit() and memory::usable(), because bytes are counted here.
+// These functions implement memory::set_limit(), memory::limit() and memory::usable(). They belong to the allocator
+// because it counts the bytes.
 void set_limit(int64_t bytes);
 int64_t limit();
 int64_t usable();
 // `give_back` is called, on any thread, before a large block is taken from the system. It returns unused memory to the
 // system and may not allocate tensors. A second on_growth() replaces the first function.
 void on_growth(void (*give_back)());
-// The size of a block for `bytes`, a multiple of kAlignment. A kernel may read after `bytes` up to the next multiple of
-// kAlignment, but may write nothing there (tests/guarded_memory.h).
+// Returns the size of a block for `bytes`, a multiple of kAlignment. A kernel may read after `bytes` up to the next
+// multiple of kAlignment, but may write nothing there (tests/guarded_memory.h).
 size_t block_bytes(size_t bytes);
 void count_purpose(Purpose purpose, int64_t bytes);
 int64_t bytes_for(Purpose purpose);

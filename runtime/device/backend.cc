@@ -18,7 +18,7 @@ constexpr const char* kNames[] = {"cpu", "cuda", "fake"};
 static_assert(std::size(kNames) == kNumBackends);
 thread_local Device default_of_thread = kCPU;
 
-// The name of the first field that is null but may not be; null if the table is complete.
+// Returns the name of the first field that is null but may not be; null if the table is complete.
 const char* first_missing(const BackendTable& table) {
   const std::pair<const char*, bool> fields[] = {
       {"name", table.name != nullptr},
@@ -150,7 +150,7 @@ void throw_late(std::exception_ptr kept, Device device) {
 }
 
 namespace {
-// A read by the host: Note [Failed devices] in device_failure.h.
+// Copies bytes to host memory. Throws the error of a failed device: Note [Failed devices] in device_failure.h.
 void read_bytes(void* to, Device device, const void* from, size_t bytes) {
   backend_of(device).copy_out(device.index, to, from, bytes);
   detail::throw_if_failed(device);

@@ -14,11 +14,12 @@
 //   (random.h). After `synchronize`, whether it throws or not, no later call throws an error of earlier work. A program
 //   that continues after an error must call it first.
 // Note [Work]. Host code that runs on a stream uses addresses of the device; everything else that it uses is host
-//   memory. From the table it calls only `failed`, and `deallocate` when it is destroyed. It throws an error of its
-//   data. The backend keeps the first such exception unchanged and continues with the next work.
+//   memory. It calls only two functions of the table: `failed`, and `deallocate` when it is destroyed. It throws if it
+//   finds bad data. The backend keeps the first such exception unchanged and continues with the next work.
 //
 // A program may install its own device without changing Rondo, if host code can access the device's memory while its
-// streams run: it then uses the CPU's kernels. Other kernels are part of Rondo (runtime/README.md, compile/README.md).
+// streams run. Such a device uses the CPU's kernels. Kernels for other devices have to be added to Rondo itself
+// (runtime/README.md, compile/README.md).
 //
 //   using enum Backend;
 //   BackendTable table = {.name = "slate", .kernels = kCPU, ...};   // required: all functions that may not be null
@@ -64,8 +65,8 @@ struct BackendTable {
   // The backend whose kernels and compiled code run here. CPU kernels (OpDef::host) are host code that enqueue() runs;
   // other kernels enqueue launches themselves.
   Backend kernels;
-  // Returns the hand-written kernels of that backend for an op; all null if it has none. Thread safe. Null: the kernels
-  // are the CPU's.
+  // Returns the hand-written kernels of the backend `kernels` for an op; all fields are null if there are none. Thread
+  // safe. A null own_kernels: the device uses the CPU's kernels.
   const BackendEntry& (*own_kernels)(const OpDef& op) = nullptr;
   // True: ops that have a lowering run as generated kernels (op_compiler.h) rather than as hand-written kernels. The
   // program must then link compile/.
@@ -80,15 +81,15 @@ struct BackendTable {
   size_t (*block_bytes)(size_t bytes);  // the size of the block that allocate(bytes) takes
   AllocatorStats (*stats)(int device);
   void (*reset_peak)(int device);
-  // The most bytes of freed blocks that are kept for reuse.
+  // Sets the most bytes of freed blocks that are kept for reuse.
   void (*set_cache_limit)(int device, int64_t bytes);
-  // The most bytes that are reserved at all (memory::set_limit); 0: no limit.
+  // Sets the most bytes that may be reserved in total (memory::set_limit); 0: no limit.
   void (*set_limit)(int device, int64_t bytes);
   int64_t (*limit)(int device);
   // Adds `bytes`, which may be negative, to AllocatorStats::by_purpose.
   void (*count_purpose)(int device, Purpose purpose, int64_t bytes) noexcept;
   void (*trim)(int device);  // gives all freed blocks back, if the device is in use
-  // Page-locked host memory, which the device reads and writes directly. Initialises no other device.
+  // Allocates page-locked host memory, which the device reads and writes directly. Initialises no other device.
   void* (*allocate_staging)(int device, size_t bytes);
   void (*deallocate_staging)(int device, void* data, size_t bytes) noexcept;
 
@@ -97,7 +98,7 @@ struct BackendTable {
   void (*copy_in)(int device, void* to, const void* host, size_t bytes);
   // Waits until the bytes are copied. Throws like `synchronize`.
   void (*copy_out)(int device, void* host, const void* from, size_t bytes);
-  // Within the device, in the order of the compute stream.
+  // Copies within the device, in the order of the compute stream.
   void (*copy)(int device, void* to, const void* from, size_t bytes);
   // Copies from another device of this backend, in the order of the compute streams of both. Null: the copy goes
   // through host memory.
@@ -139,7 +140,7 @@ const BackendTable* open_built_in(Backend backend, std::string* why_not);
 const BackendTable& open_backend(Device device);
 }  // namespace detail
 
-// The table of a device. Throws Error if this process has no such backend.
+// Returns the table of a device. Throws Error if this process has no such backend.
 inline const BackendTable& backend_of(Device device) {
   const BackendTable* table = detail::backends[static_cast<size_t>(device.backend)].load(std::memory_order_acquire);
   if (table == nullptr) [[unlikely]]
@@ -147,8 +148,8 @@ inline const BackendTable& backend_of(Device device) {
   return *table;
 }
 
-// Makes a backend available. A null `table` removes it; then no tensor on it may be used any more. The table must
-// outlive its use. Throws Error with the name of the function if one is null that may not be null.
+// Makes a backend available. A null `table` removes the backend; then no tensor on its devices may be used any more.
+// The table must outlive its use. Throws Error with the name of the function if one is null that may not be null.
 void install_backend(Backend backend, const BackendTable* table);
 
 // Throws Error unless there is such a device.

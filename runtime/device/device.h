@@ -1,7 +1,7 @@
 // Device: where a tensor is stored, and where ops on it run.
 //
 //   Tensor on_gpu = x.to(Device{Backend::kCUDA, 0});
-//   DeviceScope scope(on_gpu.device());        // factories without operands: Tensor::zeros({2}) is made there
+//   DeviceScope scope(on_gpu.device());        // Tensor::zeros({2}) is now made on this device
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,11 @@ std::string to_string(Device device);  // "cpu", "cuda:0"
 // not check whether the device exists.
 Device parse_device(std::string_view text);
 
-// How many devices of this kind the process can use. 0: none, and `*why_not` is the reason in one line.
+// Returns how many devices of this kind the process can use. If it is 0, `*why_not` is the reason in one line.
 int device_count(Backend backend, std::string* why_not = nullptr);
 
-// The device on which this thread's factories create tensors if the call names none: kCPU outside of any DeviceScope.
+// Returns the device on which this thread's factories create tensors if the call names none: kCPU outside of any
+// DeviceScope.
 Device default_device();
 
 // While a DeviceScope lives, default_device() of its thread is `device`. Throws Error if there is no such device.

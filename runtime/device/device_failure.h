@@ -41,7 +41,8 @@ namespace detail {
 // ---- For backend.cc: Note [Failed devices]
 // Throws the device's error if it has failed. Call it after a read has waited for the device.
 void throw_if_failed(Device device);
-// The same for synchronize(). Also ends the failure if no DeviceFailure of the device is alive.
+// Called by synchronize(): throws the device's error if it has failed, and ends the failure if no DeviceFailure of the
+// device is alive.
 void throw_and_end_failure(Device device);
 // Called when a backend is removed.
 void forget_failures(Backend backend);

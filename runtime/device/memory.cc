@@ -22,7 +22,7 @@ namespace rondo::memory {
 
 namespace {
 
-// Returns 0 if the system does not report it.
+// Returns the resident memory of this process, or 0 if the system does not report it.
 int64_t resident_bytes() {
   int64_t pages = 0;
   if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
@@ -59,7 +59,7 @@ void trim() {
     others = trims().empty;
   }
   for (const auto empty : others) empty();
-  allocator::empty_cache();  // after the others, which free blocks
+  allocator::empty_cache();  // last, because the other caches free blocks
 #if defined(__GLIBC__)
   malloc_trim(0);  // freed memory lies between blocks in use; only malloc_trim() gives such pages back
 #endif

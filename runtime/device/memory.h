@@ -6,10 +6,10 @@
 //
 // Purposes: leaves that require grad and registered tensors of modules are parameters. A .grad is a gradient, and so is
 // a gradient that an op computes in its forward. Optimizers have states. Other saved tensors are activations.
-// Everything else is workspace. Activations in host memory are counted only after a recording has started, the other
-// purposes always. Views and borrowed memory (a mapped file) do not count. Without a recording the cost is one relaxed
-// load for each allocation, op and node. Thread safety: everything here may be called from any thread; blocks of all
-// threads are counted.
+// Everything else is workspace. Activations in host memory are counted only after a recording has started; all other
+// purposes are always counted. Views and borrowed memory (a mapped file) do not count. Without a recording the cost is
+// one relaxed load for each allocation, op and node. Thread safety: everything here may be called from any thread;
+// blocks of all threads are counted.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct Report {
   int64_t total() const { return in_use() + cached + outside; }
 };
 
-// A table of a dozen lines, in MB (1 MB = 1000000 bytes).
+// Returns a table of a dozen lines, in MB (1 MB = 1000000 bytes).
 std::string to_string(const Report& report);
 
 // Records host memory while it lives. (For other devices use stats(device).) Only one may exist: a second throws Error.
@@ -58,7 +58,7 @@ class Recording {
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  // The report so far.
+  // Returns the report so far.
   Report report() const;
   // Forgets the peak: it starts again from the memory that is in use now.
   void restart();
@@ -91,7 +91,8 @@ void trim();
 void set_limit(int64_t bytes, Device device = kCPU);
 int64_t limit(Device device = kCPU);
 AllocatorStats stats(Device device);
-// The host memory that this process may use: the least of the machine's memory, its control group's limit and limit().
+// Returns the host memory that this process may use: the least of the machine's memory, its control group's limit and
+// limit().
 int64_t usable();
 
 // For the runtime: from now on trim() calls `empty`. A cache in another folder registers itself when it is created.

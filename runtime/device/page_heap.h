@@ -2,10 +2,10 @@
 // one block size can serve any other size. A free page is kept (it still has memory) or returned (the system has its
 // memory back, and the next use of the page causes a page fault).
 //
-// Every training step allocates the same blocks. From the second step on it finds kept pages for them and causes no
-// page faults. A block takes the first kept range, by address, in which it fits (first fit). Measured over training
-// steps of six networks (README of tests/bench), eager and compiled, in both layouts: the heap is 1.00 to 1.08 times
-// the peak bytes in use (median 1.016). With best fit it is 1.00 to 1.22 times.
+// Every training step allocates the same blocks. From the second step on, kept pages serve these blocks, so the step
+// causes no page faults. A block takes the first kept range, by address, in which it fits (first fit). Measured over
+// training steps of six networks (README of tests/bench), eager and compiled, in both layouts: the heap is 1.00 to 1.08
+// times the peak bytes in use (median 1.016). With best fit it is 1.00 to 1.22 times.
 //
 // A call looks at some thousand ranges at most. With more ranges in the heap it may miss a better one.
 //
@@ -51,7 +51,8 @@ class PageHeap {
   void put(void* data) noexcept;  // frees a block; its pages are kept
   bool contains(const void* data) const;
   // Gives up to `bytes` of kept pages back to the system, from the range that has been kept longest (among kMostLooked
-  // ranges of each class). Returns the bytes given back: at most that range, 0 if nothing is kept.
+  // ranges of each class). Returns the number of bytes given back: at most the size of that range, 0 if nothing is
+  // kept.
   size_t give_back(size_t bytes) noexcept;
 
   size_t kept_bytes() const { return kept_bytes_; }

@@ -12,7 +12,7 @@
 namespace rondo::memory {
 
 struct Peak {
-  AllocatorStats stats;          // at that moment
+  AllocatorStats stats;          // at the peak
   std::string cause;             // the call that allocated the block which made the peak
   int64_t most_activations = 0;  // the most bytes of activations at any time
 };

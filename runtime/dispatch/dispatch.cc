@@ -33,8 +33,8 @@ const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
   return backend.own_kernels(op);
 }
 
-// The one place where eager kernels are called. CPU kernels are host code, which a device with streams runs later.
-// Kernels of another backend enqueue their launches themselves.
+// Runs a kernel: the one place where eager kernels are called. CPU kernels are host code, which a device with streams
+// runs later. Kernels of another backend enqueue their launches themselves.
 void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
   if (backend.enqueue == nullptr || backend.kernels != kCPU.backend) [[likely]]
     return naming_op(context.op.name, context.where, [&] { kernel(context); });
@@ -151,7 +151,7 @@ class Dispatcher {
       op_.decompose(copies_of(inputs()), attrs_, outputs);
       return;
     }
-    // An op with neither gets a node whose backward is an error.
+    // An op with neither a gradient rule nor a decomposition gets a node whose backward is an error.
     const bool differentiable = needs && has_floating(infer.outputs());
     if (recorder != nullptr) {
       for (size_t i = 0; i < outputs.size(); ++i) {
@@ -246,7 +246,7 @@ class Dispatcher {
       copies[i] = input.clone();
       inputs_[i] = &copies[i];
     }
-    // If the gradient reads the old value, that is copied before the write. `before` keeps the old history.
+    // If the gradient reads the old value, the old value is copied before the write. `before` keeps the old history.
     Tensor before;
     if (differentiable) {
       before = target.detach();
@@ -310,7 +310,7 @@ class Dispatcher {
       refuse_size(meta);
   }
   [[gnu::cold, gnu::noinline]] void refuse_size(const TensorMeta& meta) const {
-    const int64_t numel = checked_numel(meta.sizes);  // 0 if any size is
+    const int64_t numel = checked_numel(meta.sizes);  // 0 if any size is 0
     if (numel < 0 || (numel > kMostElements && op_.kind != OpKind::kView))
       throw_op_error(op_.name, "the result " + to_string(meta.sizes) + " is more than memory can hold", where_);
   }
@@ -359,7 +359,7 @@ class Dispatcher {
   int n_;
   std::source_location where_;
   absl::FixedArray<const Tensor*, kUsualInputs> inputs_;
-  Operands cast_;  // those that autocast converted
+  Operands cast_;  // the operands that autocast converted
 };
 
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) try {

@@ -1,4 +1,4 @@
-// Tensor's factories: some fill memory; those that draw random numbers call ops.
+// Tensor's factories. Most fill memory directly; those that draw random numbers call ops.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/cause.h"
@@ -17,7 +17,7 @@
 namespace rondo {
 
 namespace {
-// Errors name the factory.
+// Throws Error, with the name of the factory, if a size is negative or the tensor is larger than any memory.
 void require_sizes(const char* factory, const Dims& sizes, DType dtype, std::source_location where) {
   for (int64_t d : sizes)
     if (d < 0) throw_op_error(factory, "negative size in " + rondo::to_string(sizes), where);
@@ -26,7 +26,7 @@ void require_sizes(const char* factory, const Dims& sizes, DType dtype, std::sou
   if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(dtype)))
     throw_op_error(factory, rondo::to_string(sizes) + " is more than memory can hold", where);
 }
-// Memory for a factory's result.
+// Allocates the result of a factory.
 Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::source_location where) {
   require_sizes(factory, sizes, options.dtype, where);
   const size_t bytes = static_cast<size_t>(sizes.numel()) * size_of(options.dtype);
@@ -79,7 +79,7 @@ Tensor Tensor::from(std::initializer_list<double> literals, const Dims& sizes, D
   return copy_of(rounded.data(), rounded.size(), kF32, sizes, {kF32, device}, where);
 }
 namespace {
-// Element i of n is first + i * step.
+// Makes a tensor of n elements: element i is first + i * step.
 Tensor counted(const char* factory, int64_t n, Scalar first, Scalar step, TensorOptions options,
                std::source_location where) {
   Attrs attrs = ops::arange_attrs(options.dtype, n, first, step);
@@ -128,7 +128,7 @@ void require_kind(const char* op, DType dtype, bool floating, std::source_locati
     throw_op_error(op, absl::StrCat("the dtype must be ", kind, "; it is ", std::string(name_of(dtype))), where);
 }
 
-// Unlike the other factories', a random tensor is the result of an op, so that regions record it.
+// Unlike the tensors of the other factories, a random tensor is the result of an op, so that regions record it.
 RandomState random_state(const char* factory, const Dims& sizes, TensorOptions options, Generator* generator,
                          std::source_location where) {
   require_sizes(factory, sizes, options.dtype, where);

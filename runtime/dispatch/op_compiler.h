@@ -14,7 +14,8 @@ class OpCompiler {
   virtual ~OpCompiler() = default;
   // Runs a call on its operands' device and fills `outputs` with new dense tensors without history. Returns false,
   // without any effect, if the op has no lowering for these operands. homes[i]: memory in which the caller wants output
-  // i, if it fits. If it is undefined, or missing at the end, the output gets memory of its own. Thread safe.
+  // i, if it fits. If homes[i] is undefined, or `homes` has fewer than i + 1 elements, output i gets memory of its own.
+  // Thread safe.
   virtual bool run(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                    std::span<Tensor> outputs, std::source_location where, std::span<const Tensor> homes) = 0;
   // Writes to the log's perf_hints that something runs slower than requested. Thread safe.
@@ -29,7 +30,8 @@ extern "C" [[gnu::weak]] rondo::OpCompiler* rondo_op_compiler();
 
 namespace rondo {
 
-// The compiler of this process; null: there is none. Used on devices whose BackendTable::generates is true.
+// Returns the compiler of this process, or null if there is none. Used on devices whose BackendTable::generates is
+// true.
 inline OpCompiler* op_compiler() { return &rondo_op_compiler == nullptr ? nullptr : rondo_op_compiler(); }
 
 }  // namespace rondo

@@ -12,9 +12,9 @@
 namespace rondo {
 namespace {
 
-// A copy of a call's arguments. Its tensors borrow the operands' memory: as counted holders they would change the
-// results of is_only_holder() (gradient_memory.h). They are CPU tensors, because the kernel is CPU code: ops that it
-// calls run at once, and it allocates host memory (backend.h, Note [Work]).
+// A copy of a call's arguments. Its tensors only borrow the operands' memory: if they counted as holders, they would
+// change the results of is_only_holder() (gradient_memory.h). They are CPU tensors, because the kernel is CPU code: ops
+// that the kernel calls run at once, and the kernel allocates host memory (backend.h, Note [Work]).
 class QueuedKernel {
  public:
   explicit QueuedKernel(const KernelContext& context)
@@ -57,7 +57,7 @@ class QueuedKernel {
   Attrs attrs_;
   std::source_location where_;
   CallSite site_;
-  std::vector<std::pair<const void*, Storage>> memories_;  // one Storage per memory, so that sharing is seen
+  std::vector<std::pair<const void*, Storage>> memories_;  // tensors that share memory share a Storage, too
   std::vector<Tensor> inputs_, outputs_, operands_;
   std::vector<Epilogue> epilogues_;  // as many as operands_
 };

@@ -5,8 +5,8 @@
 
 namespace rondo {
 
-// Runs the parts of the op's `decompose` on the device of the outputs and copies their results there, as run_kernel()
-// does for a device without a kernel. No tape, no recording.
+// Runs the ops of the op's decomposition on the device of the outputs and copies their results into the outputs, as
+// run_kernel() does for a device without a kernel. Puts nothing on the tape and records nothing.
 void run_in_parts(const KernelContext& context);
 
 }  // namespace rondo

@@ -59,16 +59,17 @@ struct WriteImageOptions {
 
 using Color = std::array<uint8_t, 3>;  // red, green, blue
 
-// The information in the header. Reads the file only up to its first pixel.
+// Returns the information in the header. Reads the file only up to its first pixel.
 ImageInfo image_info(const std::string& path);
 
 // Returns (C, H, W) u8 in channels-last memory layout, i.e. a view of a dense (H, W, C).
 Tensor read_image(const std::string& path, const ReadImageOptions& options = {});
-// The same, from the bytes of a file. `name` replaces the path in errors.
+// Like read_image(), from the bytes of a file. `name` replaces the path in errors.
 Tensor decode_image(std::string_view bytes, const std::string& name, const ReadImageOptions& options = {});
 
-// Returns (H, W) i32, contiguous: the number that a PNG with a palette or in gray stores for each pixel, unchanged, of
-// 1 to 16 bits. Colours, alpha and JPEG, which does not keep exact numbers, are errors. Limits: see ReadImageOptions.
+// Returns (H, W) i32, contiguous: the number of 1 to 16 bits that a PNG stores for each pixel, unchanged. This is the
+// palette index, or the level of gray. Images with RGB or alpha channels are errors, and so is every JPEG, because JPEG
+// does not keep exact numbers. Limits: see ReadImageOptions.
 Tensor read_mask(const std::string& path, int64_t max_pixels = ReadImageOptions().max_pixels,
                  int64_t max_bytes = ReadImageOptions().max_bytes);
 Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels = ReadImageOptions().max_pixels,
@@ -78,7 +79,7 @@ Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_
 // The suffix selects the format: .png, .jpg or .jpeg. The file is written atomically (atomic_file.h).
 void write_image(const std::string& path, const Tensor& image, const WriteImageOptions& options = {},
                  std::source_location where = std::source_location::current());
-// Returns the bytes of such a file.
+// Returns the bytes of the file that write_image() would write.
 std::string encode_image(const Tensor& image, ImageFormat format, const WriteImageOptions& options = {},
                          std::source_location where = std::source_location::current());
 

@@ -18,8 +18,8 @@
 // | a byte of the file; a call that reads it           | 4; 32                   |
 // | a byte of a PNG's stream after the last pixel      | 512: may unpack to 1032 |
 // | 8 x 8 samples of a JPEG                            | 64                      |
-// | the same in each scan, if there are several        | 16                      |
-// | both with arithmetic coding                        | 256                     |
+// | 8 x 8 samples in each scan, if it has several      | 16                      |
+// | these two, with arithmetic coding: each            | 256                     |
 // | the start of a scan; a row of blocks in it         | 4096; 64                |
 // The worst of the 300 files of hostile_images_test.cc takes 0.6 s of CPU time and 199 MB. Only a large file may take
 // longer: 100 MB of empty deflate blocks, for example.
@@ -57,8 +57,8 @@ class ImageBudget {
   // Add to the costs. Both throw FileError if the sum exceeds the limit.
   void take(size_t bytes);
   void work(uint64_t units);
-  // Memory from the allocator of tensors, aligned for any type and counted until deallocate(). Throws FileError if the
-  // budget is exceeded, or OutOfMemoryError.
+  // Allocates memory from the allocator of tensors, aligned for any type and counted until deallocate(). Throws
+  // FileError if the budget is exceeded, or OutOfMemoryError.
   void* allocate(size_t bytes);
   void deallocate(void* block) noexcept;
 
@@ -83,7 +83,7 @@ class ImageBytes {
   ImageBytes(const ImageBytes&) = delete;
   ImageBytes& operator=(const ImageBytes&) = delete;
 
-  // The next bytes; empty only at the end of the file. Valid until the next call. Throws FileError.
+  // Returns the next bytes; empty only at the end of the file. Valid until the next call. Throws FileError.
   std::string_view front();
   void drop(size_t count);  // at most front().size()
 

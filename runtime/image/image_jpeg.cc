@@ -105,7 +105,7 @@ class JpegDecoder final : public ImageDecoder {
     source->next_input_byte += left;
     source->bytes_in_buffer -= left;
   }
-  // libjpeg calls it before each row of blocks of each scan.
+  // libjpeg calls this function before each row of blocks of each scan.
   static void before_row(j_common_ptr codec) {
     JpegDecoder* const self = of(codec);
     if (!self->guarded([self] { self->count_row(); })) stop(codec, JERR_BAD_PROGRESSION);

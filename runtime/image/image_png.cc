@@ -103,7 +103,8 @@ class PngDecoder final : public ImageDecoder {
     return true;
   }
 
-  // libpng calls it after a row is unpacked. After the last row it reads the rest of the stream, however long that is.
+  // libpng calls this function after a row is unpacked. After the last row, libpng reads the rest of the stream,
+  // however long that is.
   static void on_row(png_structp png, png_row_infop, png_bytep) {
     PngDecoder* const self = of(png_get_mem_ptr(png));
     self->all_unpacked_ = png_get_current_row_number(png) + 1 == png_get_image_height(png, self->png_info_) &&

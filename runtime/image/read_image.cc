@@ -33,7 +33,7 @@ uint8_t luma(const uint8_t* rgb) {
   return static_cast<uint8_t>((19595 * rgb[0] + 38470 * rgb[1] + 7471 * rgb[2] + 0x8000) >> 16);
 }
 
-// The product of two fractions of 255, rounded to nearest.
+// Returns the product of two fractions of 255, rounded to nearest.
 uint8_t scaled(int a, int b) { return static_cast<uint8_t>((a * b + 127) / 255); }
 
 int channels_of(ImageMode mode, int stored) {
@@ -65,7 +65,7 @@ void cmyk_to_rgb(const uint8_t* in, uint8_t* out, int64_t pixels, bool inverted)
     for (int c = 0; c < 3; ++c) out[c] = inverted ? scaled(in[c], in[3]) : scaled(255 - in[c], 255 - in[3]);
 }
 
-// A new tensor. Its bytes stay counted in the budget until the end.
+// Makes a tensor in host memory. Its bytes stay counted in the budget until the image is decoded.
 Tensor host_tensor(const Dims& sizes, DType dtype, ImageBudget& budget) {
   size_t bytes = size_of(dtype);
   for (const int64_t size : sizes) bytes *= static_cast<size_t>(size);

@@ -21,7 +21,7 @@ ImageFormat format_of(const std::string& path, std::source_location where) {
   throw_op_error("write_image", absl::StrCat("'", path, "' must end with .png, .jpg or .jpeg"), where);
 }
 
-// The image as dense rows of (H, W, C), and the tensor that holds their memory.
+// Returns the image as dense rows of (H, W, C), and the tensor that holds their memory.
 std::pair<Pixels, Tensor> dense_pixels(const Tensor& image, std::source_location where) {
   if (image.dtype(where) != kU8)
     throw_op_error("write_image",

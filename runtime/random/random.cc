@@ -38,7 +38,7 @@ ThreadSeed& thread_seed() {
   return seed;
 }
 
-// The seed for thread `number`; it differs from the process's seed.
+// Returns the seed for thread `number`; it differs from the process's seed.
 uint64_t seed_of_thread(uint64_t seed, uint64_t number) {
   constexpr uint64_t kThreads = 0x7468726561647300u;
   const auto words = philox(seed ^ kThreads, number, kThreads);
@@ -76,8 +76,8 @@ uint64_t Generator::next_offset() {
 }
 
 Generator& default_generator() try {
-  // A backward may run on another thread than its forward. Default generators of all threads have the same id, so this
-  // one then stands for that of the forward's thread.
+  // A backward may run on another thread than its forward. Default generators of all threads have the same id, so the
+  // default generator of the backward's thread then stands for that of the forward's thread.
   static thread_local Generator generator{Generator::Default()};
   ThreadSeed& mine = thread_seed();
   ProcessSeed& process = process_seed();
@@ -129,7 +129,8 @@ GeneratorScope::~GeneratorScope() {
   }
 }
 
-// The outer scope comes first, because the inner scope must record the state that the outer one has replayed.
+// Calls first_use() of the outer scopes first, because an inner scope must record the state that an outer scope has
+// replayed.
 void GeneratorScope::note_use(const Generator& generator) {
   static constexpr auto visit = [](auto& self, GeneratorScope* scope, Generator& used) -> void {
     if (scope == nullptr) return;

@@ -76,7 +76,7 @@ class GeneratorHolder {
   GeneratorHolder* outer_;
 };
 
-// The generator that is used if a call names none. Each thread has its own.
+// Returns the generator that is used if a call names none. Each thread has its own default generator.
 //
 // manual_seed(seed) seeds the calling thread with (seed, 0). It also seeds every thread, running or future, that never
 // calls manual_seed itself: with a stream that depends on `seed` and the thread's number. Threads are numbered in the

@@ -30,7 +30,7 @@ struct DropoutRule {
   explicit DropoutRule(double p)
       : threshold(static_cast<uint32_t>(std::min(p * 0x1p32, 4294967295.0))), factor(p == 1 ? 0 : 1 / (1 - p)) {}
   uint32_t threshold;
-  double factor;  // 1 / (1 - p); 0 if p is 1: the largest random number passes the threshold, so its element is kept
+  double factor;  // 1 / (1 - p); 0 if p is 1, because the largest random word then still reaches the threshold
 };
 
 // Takes the generator's next offset.
@@ -41,15 +41,17 @@ class SharedRandomState final : GeneratorHolder {
  public:
   SharedRandomState();
   ~SharedRandomState();
-  // The next draw from each generator creates a new state tensor, and increments start from there.
+  // Forgets the state tensors: the next draw from each generator creates a new one, and its increment is 0.
   void restart() { streams_.clear(); }
-  // True if `tensor` is a state tensor of the innermost scope. is_state_at() also compares its seed and base.
+  // True if `tensor` is a state tensor of the innermost scope. is_state_at() also compares the seed and the base of its
+  // stream with `drawn`.
   static bool is_state(const Tensor& tensor);
   static bool is_state_at(const Tensor& tensor, const GeneratorState& drawn);
   // Undoes the latest `draws` draws from the generator of `state`. Does nothing if the generator was destroyed since,
   // or set to another state.
   static void take_back(const Tensor& state, uint64_t draws);
-  // Under a recorder, a draw is "waiting" until the op that uses it is recorded. This ends the wait for `operands`.
+  // Under a recorder, a draw is "waiting" until the op that uses it is recorded. This function ends the wait of draws
+  // whose state tensor is among `operands`.
   void op_recorded(std::span<const Tensor* const> operands) {
     if (!streams_.empty()) [[unlikely]]
       note_recorded(operands);

@@ -15,8 +15,9 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-// A part of a text. Of the original text: origin is null, and the part begins at byte `base`. Of a rewritten text:
-// origin[i] is the source of byte i. If a rewritten text does not track its origin, `tracked` is false.
+// A part of the original text or of a rewritten text. In a part of the original text, `origin` is null, and the part
+// begins at byte `base`. In a part of a rewritten text, origin[i] is the source of byte i. `tracked` is false if the
+// rewritten text does not record its origin.
 struct Piece {
   std::string_view text;
   const Span* origin = nullptr;
@@ -27,7 +28,8 @@ struct Piece {
     return {text.substr(begin, end - begin), origin == nullptr ? nullptr : origin + begin,
             base + static_cast<uint32_t>(begin), tracked};
   }
-  // The source of bytes [begin, end), in whole code points of the original. REQUIRES: tracked, begin < end.
+  // Returns the source of bytes [begin, end), in whole code points of the original text.
+  // REQUIRES: tracked, begin < end.
   Span source(size_t begin, size_t end) const {
     if (origin != nullptr) return {origin[begin].begin, origin[end - 1].end};
     const auto continues = [&](size_t i) { return (static_cast<uint8_t>(text[i]) & 0xC0) == 0x80; };
@@ -37,9 +39,9 @@ struct Piece {
   }
 };
 
-// The largest length to which rewriting may extend a text of `bytes` bytes. Real tokenizers stay far below: the longest
-// decomposition of Unicode makes 33 bytes from 3. Without this limit, a file with 40 replacements of "a" by "aa" would
-// make a terabyte.
+// Returns the largest length to which rewriting may extend a text of `bytes` bytes. Real tokenizers stay far below: the
+// longest decomposition of Unicode makes 33 bytes from 3. Without this limit, a file with 40 replacements of "a" by
+// "aa" would make a terabyte.
 inline size_t longest_rewritten(size_t bytes) { return (size_t{64} << 10) + 64 * bytes; }
 
 // A rewritten text that owns its bytes.

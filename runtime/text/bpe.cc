@@ -81,7 +81,7 @@ int32_t Bpe::unk_id() const {
   return id;
 }
 
-// One symbol per byte or code point. Unknown symbols are emitted in the order of the reference.
+// Splits a word into one symbol per byte or code point. Unknown symbols are emitted in the order of the reference.
 void Bpe::symbols_of(std::string_view word, Scratch& scratch) const {
   std::vector<Token>& symbols = scratch.symbols;
   symbols.clear();
@@ -164,8 +164,8 @@ void Bpe::merge_short(Scratch& scratch) const {
   symbols.resize(n);
 }
 
-// A queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of its symbols
-// has changed; it is then skipped.
+// Uses a queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of its
+// symbols has changed; it is then skipped.
 void Bpe::merge_long(std::vector<Token>& symbols) const {
   struct Link {
     int32_t previous, next;

@@ -21,7 +21,8 @@ struct Decoders {
   std::vector<std::unique_ptr<const Decoder>> steps;
   bool present = false;  // without a decoder, tokens are joined by spaces
 
-  // Applies the steps and joins the strings. Invalid UTF-8 stays; the reference applies replace_invalid_utf8() to it.
+  // Applies the steps and joins the strings. Invalid UTF-8 stays in the result. (The reference replaces it, as
+  // replace_invalid_utf8() does.)
   std::string join(std::vector<std::string> tokens) const;
 };
 

@@ -41,16 +41,17 @@ struct FolderConfig {
 // Tokenizer classes with rules of their own. kWholeFile: any other class; it uses tokenizer.json unchanged.
 enum class ClassKind { kWholeFile, kBert, kGpt2, kRoberta, kQwen2, kLlama };
 ClassKind kind_named(std::string tokenizer_class);
-// The names in the config; a field that is missing has the default of the class.
+// Returns the names in the config. If a field is missing, its name is the default of the class.
 SpecialNames names_of(ClassKind kind, const FolderConfig& config);
-// Fills empty names with the defaults of the class, also those that are null: templates use these names.
+// Fills empty names with the defaults of the class, also the names that are null in the config. Chat templates see the
+// result.
 SpecialNames usual_names(ClassKind kind, SpecialNames names);
 
 // The pattern with which Qwen2Tokenizer splits text into words.
 inline constexpr char kQwen2Pattern[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Reads tokenizer.json at `path`, in `folder`, and changes it like the class that the config names in transformers 5.
+// Reads tokenizer.json at `path`, in `folder`. Changes it as transformers 5 does for the class that the config names.
 std::unique_ptr<TokenizerParts> read_whole_file(const std::string& path, const std::string& folder,
                                                 const FolderConfig& config);
 

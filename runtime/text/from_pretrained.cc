@@ -27,7 +27,7 @@ bool is_file(const std::string& path) {
   return std::filesystem::is_regular_file(path, ignored);
 }
 
-// A special token: its text, or an object that describes it.
+// Reads a special token: its text, or an object that describes it.
 AddedToken read_special(io::JsonReader& json) {
   AddedToken token{.id = -1, .special = true};
   if (json.peek() == '"') {
@@ -68,7 +68,7 @@ AddedToken read_as_special(io::JsonReader& json) {
   return token;
 }
 
-// Special tokens without a role: a list, or an object that names each.
+// Reads special tokens without a role: a list of tokens, or an object that gives each token a name.
 void read_further_tokens(io::JsonReader& json, NamedTokens& named, std::optional<std::vector<AddedToken>>& list) {
   list.reset();
   if (json.peek() == '{') {
@@ -127,7 +127,7 @@ void read_chat_templates(io::JsonReader& json, Config& out) {
   });
 }
 
-// The names of the template files in the subfolder kChatTemplates.
+// Returns the names of the template files in the subfolder kChatTemplates.
 std::vector<std::string> more_templates(const std::string& folder) {
   std::vector<std::string> names = io::list_folder(absl::StrCat(folder, "/", kChatTemplates));
   std::erase_if(names, [](const std::string& name) { return std::filesystem::path(name).extension() != ".jinja"; });
@@ -235,7 +235,7 @@ void read_config(const std::string& path, Config& out) {
 }
 
 // Reads special_tokens_map.json, a file of older programs, which transformers reads if there is no
-// added_tokens_decoder. Its roles replace those of the config. Its named tokens are added, but do not replace any. Its
+// added_tokens_decoder. Its roles replace the roles of the config. Its named tokens are added, but replace none. Its
 // list additional_special_tokens counts if there is no other list.
 void read_older_map(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);
@@ -285,8 +285,8 @@ void read_older_tokens(const std::string& path, Config& out) {
   json.finish();
 }
 
-// Adds the tokens of added_tokens_decoder or added_tokens.json, and those with a role. Throws FileError if the
-// vocabulary lacks one with a role.
+// Adds the tokens of added_tokens_decoder or added_tokens.json, and the tokens with a role. Throws FileError if the
+// vocabulary lacks a token with a role.
 void add_special_tokens(TokenizerParts& out, const Config& config, const std::string& vocab_path) {
   for (const std::vector<AddedToken>* tokens : {&config.added, &config.older})
     for (const AddedToken& token : *tokens)

@@ -43,7 +43,7 @@ class Vocabulary {
   const std::string* token(int64_t id) const {
     return id < 0 || id >= size() || !present_[static_cast<size_t>(id)] ? nullptr : &tokens_[static_cast<size_t>(id)];
   }
-  // One more than the largest id.
+  // Returns one more than the largest id.
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
   // The number of tokens.
   int64_t count() const { return static_cast<int64_t>(ids_.size()); }
@@ -102,7 +102,7 @@ class Model {
 struct BpeOptions {
   // True: the symbols of a word are bytes, spelled in GPT-2's alphabet. False: they are code points.
   bool byte_level = false;
-  std::string prefix{}, suffix{};  // added to symbols that do not begin a word; to symbols at its end
+  std::string prefix{}, suffix{};  // of symbols that do not begin a word; of symbols that end a word
   std::optional<std::string> unk_token{};
   bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
 };

@@ -24,7 +24,7 @@ using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;
 
 // Reads the steps of a file's "normalizer", none for null. Throws FileError for anything that is not supported.
 Normalizers read_normalizers(io::JsonReader& json);
-// BERT's normaliser is a list of these steps.
+// Appends the steps of BERT's normaliser.
 void append_bert_normalizer(Normalizers& out, bool clean_text, bool handle_chinese_chars, bool strip_accents,
                             bool lowercase);
 std::unique_ptr<const Normalizer> nfc_normalizer();

@@ -226,7 +226,7 @@ class PatternParser {
       for (size_t i = 0; i + 1 < node.children.size(); ++i) pairs(node.children[i], node.children[i + 1]);
     for (const Node& child : node.children) check_folds(child);
   }
-  // True if a match of the node can start (or, if at_end, end) with the letter, and for a part that can be empty.
+  // True if a match of the node can start (if at_end: end) with the letter. Also true if the node can be empty.
   bool touches(const Node& node, char letter, bool at_end) const {
     if (node.kind == Node::kSet) return out_.sets_[node.set].ascii[static_cast<size_t>(letter)];
     if (can_be_empty(node)) return true;
@@ -264,8 +264,8 @@ class PatternParser {
     set.negated = !set.negated;
   }
 
-  // Reads the escape at `at_` into `set`. In a class, {true, point} is a single code point that is not in `set` yet,
-  // because it may start a range.
+  // Reads the escape at `at_` into `set`. Returns {true, point} if the escape is a single code point. In a class such a
+  // point is not added to `set` yet, because it may start a range.
   std::pair<bool, uint32_t> escape(PointSet& set, bool in_class) {
     ++at_;
     if (!more()) fail("ends in a backslash");

@@ -54,7 +54,7 @@ void cut(Encoding& encoding, int64_t length, Side side) {
   resize(encoding, static_cast<size_t>(length));
 }
 
-// ["[CLS]", 101]
+// Reads a token and its id: ["[CLS]", 101].
 std::pair<std::string, int32_t> read_named_id(io::JsonReader& json, int64_t vocab_size) {
   std::pair<std::string, int32_t> out;
   int i = 0;

@@ -25,7 +25,7 @@ struct PostProcessor {
   std::optional<Template> single, pair;  // both or none
 
   int64_t added_tokens(bool is_pair) const;
-  // The final encoding of one or two texts.
+  // Returns the final encoding of one or two texts.
   Encoding join(std::vector<Encoding> texts, bool add_special_tokens) const;
 };
 

@@ -114,7 +114,7 @@ class BertPreTokenizer : public PreTokenizer {
   SplitPunctuation punctuation_{Behavior::kIsolated};
 };
 
-// \w+|[^\w\s]+
+// Splits like the pattern \w+|[^\w\s]+.
 class Whitespace : public PreTokenizer {
  public:
   void cut(const Piece& in, Word word) const override {

@@ -36,7 +36,7 @@ inline constexpr char kGpt2Pattern[] = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{
 PreTokenizers read_pre_tokenizers(io::JsonReader& json);
 std::unique_ptr<const PreTokenizer> bert_pre_tokenizer();
 std::unique_ptr<const PreTokenizer> byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex);
-// Each match of `pattern`, and each part between two matches, is a word.
+// Returns a step that makes a word of each match of `pattern`, and of each part between two matches.
 std::unique_ptr<const PreTokenizer> split_pre_tokenizer(std::string_view pattern);
 
 // The options of "Metaspace", which is a pre-tokenizer and a decoder.

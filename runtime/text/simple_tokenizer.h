@@ -1,4 +1,4 @@
-// Simple tokenizers that need no vocabulary file. For those of published models see text/tokenizer.h.
+// Simple tokenizers that need no vocabulary file. Tokenizers of published models: text/tokenizer.h.
 //
 //   io::CharTokenizer chars = io::CharTokenizer::from_text(text);
 //   std::vector<int32_t> ids = chars.encode("To be");
@@ -39,8 +39,9 @@ class ByteTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return 256; }
 };
 
-// One id per Unicode code point that occurs in a text, in code-point order (for ASCII, nanoGPT's order). Text that is
-// not UTF-8, or has a code point outside the vocabulary, is an Error that names it and its byte offset.
+// One id per Unicode code point that occurs in a text, in code-point order (for ASCII, nanoGPT's order). Invalid UTF-8
+// is an Error that names the byte offset. A code point outside the vocabulary is an Error that names the code point and
+// its byte offset.
 class CharTokenizer : public Tokenizer {
  public:
   using Tokenizer::decode;

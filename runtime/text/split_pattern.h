@@ -41,11 +41,11 @@ class SplitPattern {
 
   // Throws Error if the pattern is malformed or not supported.
   explicit SplitPattern(std::string_view pattern);
-  // A pattern that matches exactly `text`.
+  // Returns a pattern that matches exactly `text`.
   static SplitPattern literal(std::string_view text);
 
-  // The end of the match that starts at text[at]; npos if there is none. `text` is valid UTF-8, and `at` is the start
-  // of a code point. Throws Error if the pattern backtracks for too many steps.
+  // Returns the end of the match that starts at text[at]; npos if no match starts there. `text` is valid UTF-8, and
+  // `at` is the start of a code point. Throws Error if the pattern backtracks for too many steps.
   size_t match(std::string_view text, size_t at) const;
   // True if the pattern can match an empty text. Such a pattern cannot split text.
   bool matches_empty() const { return matches_empty_; }

@@ -51,14 +51,15 @@ class PreTrainedTokenizer : public io::Tokenizer {
   PreTrainedTokenizer& operator=(PreTrainedTokenizer&&) noexcept;
   ~PreTrainedTokenizer() override;
 
-  // Ids only, with the template's special tokens and the file's truncation and padding. At most 2 GB of text.
+  // Returns only the ids, with the template's special tokens and the file's truncation and padding. At most 2 GB of
+  // text.
   std::vector<int32_t> encode(std::string_view text) const override;
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options) const;
-  // The whole Encoding. Throws Error for invalid UTF-8, and if truncation cannot shorten the texts enough.
+  // Returns the whole Encoding. Throws Error for invalid UTF-8, and if truncation cannot shorten the texts enough.
   Encoding operator()(std::string_view text, const EncodeOptions& options = {}) const;
   Encoding operator()(std::string_view text, std::string_view pair, const EncodeOptions& options = {}) const;
-  // One encoding per text, in order, computed on all threads of the pool. Padding::kLongest pads to the longest of
-  // them. The result does not depend on the number of threads.
+  // Returns one encoding per text, in order, computed on all threads of the pool. Padding::kLongest pads to the longest
+  // of these encodings. The result does not depend on the number of threads.
   std::vector<Encoding> encode_batch(std::span<const std::string_view> texts, const EncodeOptions& options = {}) const;
   std::vector<Encoding> encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options = {}) const;
 
@@ -68,24 +69,25 @@ class PreTrainedTokenizer : public io::Tokenizer {
   // For generated tokens (modules/generation/generation.h).
   std::string decode(std::span<const int64_t> ids, const DecodeOptions& options = {}) const;
 
-  // One more than the largest id, added tokens included.
+  // Returns one more than the largest id, added tokens included.
   int64_t vocab_size() const override;
   // Returns -1 if there is no such token.
   int32_t token_to_id(std::string_view token) const;
-  // The token as the file spells it. Throws Error on an id that names no token.
+  // Returns the token as the file spells it. Throws Error on an id that names no token.
   std::string id_to_token(int32_t id) const;
   bool is_special(int32_t id) const;
   // True for an added token, which is searched in the text before it is cut into words. All special tokens are added.
   bool is_added(int32_t id) const;
-  // The ids that the template puts before a single text: {bos} for Llama, nothing for GPT-2.
+  // Returns the ids that the template puts before a single text: {bos} for Llama, nothing for GPT-2.
   std::vector<int32_t> opening_ids() const;
 
-  // From tokenizer_config.json or special_tokens_map.json in the folder of the vocabulary; -1 if they name none.
+  // Ids of the tokens that tokenizer_config.json or special_tokens_map.json, in the folder of the vocabulary, name for
+  // these roles; -1 if they name none.
   int32_t bos_token_id() const;
   int32_t eos_token_id() const;
   int32_t unk_token_id() const;
   int32_t pad_token_id() const;
-  // nullopt if the file has none, or a huge one that means "no limit".
+  // nullopt if the file gives no length, or a huge length that means "no limit".
   std::optional<int64_t> model_max_length() const;
   // True if the folder has a chat template: see chat/chat.h.
   bool has_chat_template() const;
@@ -116,7 +118,7 @@ class AutoTokenizer {
   // clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output. Throws FileError, which names a field that
   // is not supported.
   static PreTrainedTokenizer from_pretrained(const std::string& folder);
-  // True if the folder has one of these.
+  // True if `folder` has the vocabulary files of a tokenizer that from_pretrained() reads.
   static bool is_in(const std::string& folder);
   // Copies the files that from_pretrained() reads, and generation_config.json, to another folder, each atomically: for
   // a model that is saved together with its tokenizer. Throws FileError, also if `from` has no tokenizer.

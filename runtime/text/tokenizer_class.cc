@@ -20,7 +20,7 @@
 namespace rondo::text {
 namespace {
 
-// The model_type in config.json; "" if there is none.
+// Returns the model_type in config.json; "" if there is none.
 std::string model_type(const std::string& folder) {
   const std::string path = folder + "/config.json";
   std::error_code ignored;
@@ -36,7 +36,8 @@ std::string model_type(const std::string& folder) {
   return type;
 }
 
-// The class that AutoTokenizer uses. The folders of some model families name a class that is known to be wrong.
+// Returns the class that AutoTokenizer of transformers uses. The folders of some model families name a class that is
+// known to be wrong.
 ClassKind choose_kind(const std::string& folder, const std::string& json, const FolderConfig& config) {
   const ClassKind named = kind_named(config.tokenizer_class);
   if (named == ClassKind::kWholeFile) return named;

@@ -53,8 +53,9 @@ struct TokenizerParts {
   std::optional<int64_t> model_max_length;
   std::map<std::string, ChatTemplateText> chat_templates;  // by name
 
-  // Adds a token with its id in the vocabulary, or with the next free id. Returns false if `token.id` is not negative
-  // and differs from that id. Call finish() after the last token.
+  // Adds a token with its id in the vocabulary, or with the next free id. Returns false, and adds nothing, if
+  // `token.id` is not negative and differs from this id, or if an added token already has the id or the text. Call
+  // finish() after the last token.
   bool add_token(AddedToken token);
   void finish();
 
@@ -72,7 +73,8 @@ struct TokenizerParts {
               std::vector<Spaces>& spaces) const;
   Encoding encode_texts(std::span<const std::string_view> texts, const EncodeOptions& options, Scratch& scratch) const;
 
-  // Borrows a Scratch for one call. Later calls reuse it, so words stay cached. There is one for each concurrent call.
+  // Borrows a Scratch for one call. Later calls reuse it, so words stay cached. There is one Scratch for each
+  // concurrent call.
   class Lease {
    public:
     explicit Lease(const TokenizerParts& parts);

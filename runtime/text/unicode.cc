@@ -167,7 +167,7 @@ bool is_bert_punctuation(uint32_t point) {
 }
 
 bool is_bert_chinese(uint32_t point) {
-  // The reference has 0x2B920 where Unicode has 0x2B820. This does the same.
+  // The reference has 0x2B920 where Unicode has 0x2B820. Rondo copies the reference.
   return (point >= 0x4E00 && point <= 0x9FFF) || (point >= 0x3400 && point <= 0x4DBF) ||
          (point >= 0x20000 && point <= 0x2A6DF) || (point >= 0x2A700 && point <= 0x2B73F) ||
          (point >= 0x2B740 && point <= 0x2B81F) || (point >= 0x2B920 && point <= 0x2CEAF) ||

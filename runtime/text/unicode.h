@@ -67,32 +67,36 @@ bool is_white_space(uint32_t point);
 // follows UTS 18 and adds U+200C and U+200D. The other, Oniguruma, matches the patterns of tokenizer files.
 enum class WordRule { kUts18, kOniguruma };
 bool is_word(uint32_t point, WordRule rule = WordRule::kUts18);
-// The lower case of one code point, without context; the point itself if it has none. `second` is 0 except for U+0130.
+// The lower case of one code point, without context: the point itself if it has no lower case. `second` is 0 except for
+// U+0130.
 struct Lower {
   uint32_t first = 0, second = 0;
 };
 Lower to_lower(uint32_t point);
-// True for the marks that the StripAccents normaliser removes. Note [Older tables] applies here and to all below.
+// True for the marks that the StripAccents normaliser removes. Note [Older tables] applies to this function and to all
+// functions below.
 bool is_stripped(uint32_t point);
 
 // ---- BERT's steps
-// clean_text removes it, unless it is white space of ASCII.
+// True if clean_text removes the point, unless it is white space of ASCII.
 bool is_bert_control(uint32_t point);
-// strip_accents removes it.
+// True if strip_accents removes the point.
 bool is_bert_accent(uint32_t point);
-// It is a separate word.
+// True if the point is a word of its own.
 bool is_bert_punctuation(uint32_t point);
-// It gets a space on both sides: CJK ideographs in the blocks that BERT's authors listed.
+// True if handle_chinese_chars puts a space on both sides of the point: CJK ideographs in the blocks that BERT's
+// authors listed.
 bool is_bert_chinese(uint32_t point);
 
 // ---- Normal forms (UAX 15). See Note [Older tables].
 uint8_t combining_class(uint32_t point);
-// The full canonical or compatibility decomposition; empty if the point has none. Does not cover Hangul syllables.
+// Returns the full canonical or compatibility decomposition; empty if the point has none. Does not cover Hangul
+// syllables.
 std::span<const uint32_t> decomposition(uint32_t point, bool compatibility);
-// The primary composite of two points, 0 if there is none. Covers Hangul syllables.
+// Returns the primary composite of two points, 0 if there is none. Covers Hangul syllables.
 uint32_t compose(uint32_t first, uint32_t second);
 
-// The position of the code point before text[at]. REQUIRES: at > 0 and valid UTF-8.
+// Returns the position of the code point before text[at]. REQUIRES: at > 0 and valid UTF-8.
 inline size_t previous_point(std::string_view text, size_t at) {
   do --at;
   while ((static_cast<uint8_t>(text[at]) & 0xC0) == 0x80);

@@ -12,7 +12,7 @@ struct Bounds {
   uintptr_t low = 0, high = 0;
 };
 
-// The bounds of this thread's stack; {0, 0} if they are not known.
+// Returns the bounds of this thread's stack; {0, 0} if they are not known.
 Bounds stack_bounds() noexcept {
 #ifdef __linux__
   pthread_attr_t attributes;

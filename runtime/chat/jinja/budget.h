@@ -9,7 +9,7 @@
 // item, and the functions on text (python_text.h) charge the bytes that they look at. An operation that costs more than
 // it charges is a bug.
 //
-// Without a budget in force nothing is charged: values of callers are free.
+// Without a budget in force nothing is charged, so values that a caller makes before a render are free.
 // Thread safety: a budget belongs to the thread that made it.
 #pragma once
 
@@ -75,7 +75,8 @@ class Budget {
     if (bytes >= 64) steps(bytes / 64);
   }
   static void convert(size_t bytes) { steps(bytes / 4); }
-  // For sizes that a template states: throws if `count` times `bytes` are more than what is left.
+  // Call this before an allocation whose size a template states. Throws if `count` times `bytes` is more memory than
+  // the budget has left.
   static void expect(uint64_t count, size_t bytes) {
     if (current_ != nullptr && bytes != 0 && count > current_->bytes_left() / bytes) fail_bytes();
   }
@@ -143,7 +144,7 @@ template <class T, class... Args> std::shared_ptr<T> shared(Args&&... args) {
   return std::allocate_shared<T>(Charged<T>(), std::forward<Args>(args)...);
 }
 
-// Nodes of a template's tree derive from it, so that `new` charges them.
+// Base class of the nodes of a template's tree: `new` charges the memory of a node.
 struct ChargedNode {
   static void* operator new(size_t bytes) { return Charged<std::byte>().allocate(bytes); }
   static void operator delete(void* node, size_t bytes) noexcept {

@@ -61,7 +61,7 @@ class Evaluator {
   Flow run_statement(const Statement& statement, Scope& scope);
   Flow run_for(const Statement& statement, Scope& scope);
   void run_generation(const Statement& statement, Scope& scope);
-  // The text that a body renders.
+  // Returns the text that a body renders.
   Text captured(const Body& body, Scope& inner, Flow& flow);
   void write(std::string_view text);
   void assign(const Target& target, Value value, Scope& scope);
@@ -81,7 +81,7 @@ class Evaluator {
   bool contains(const Value& container, const Value& value);
   Value call(const Value& callee, Given given);
 
-  // ---- Access (access.cc). As in the sandbox: attribute() prefers methods, item() prefers the items of a container.
+  // ---- Access (access.cc). As in jinja2's sandbox, attribute() prefers methods, item() the items of a container.
   Value attribute(const Value& value, std::string_view name);
   Value item(const Value& value, const Value& key);
   std::optional<Value> python_attribute(const Value& value, std::string_view name);
@@ -135,7 +135,7 @@ Bound bind(Given given, std::initializer_list<const char*> names, size_t require
 void refuse_named(std::string_view name, const Given& given);
 // True if an optional argument was given and is not None.
 inline bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
-// The text of a string. Throws Error, with `what` in its message, if `value` is no string.
+// Returns the text of a string. Throws Error, with `what` in its message, if `value` is no string.
 std::string_view need_text(const Value& value, const char* what);
 // str.replace(from, to, most); most < 0: no limit.
 Text replace_text(std::string_view text, std::string_view from, std::string_view to, int64_t most);

@@ -223,7 +223,7 @@ Value Evaluator::evaluate_compare(const Expression& expression, Scope& scope) {
       case Expression::kNe: holds = !equals(left, right); break;
       case Expression::kLt: holds = is_less(left, right); break;
       case Expression::kGt: holds = is_less(right, left); break;
-      // Not !(a > b) and !(a < b), which would hold for NaN.
+      // <= and >= are not written as !(a > b) and !(a < b), which would hold for NaN.
       case Expression::kLe: holds = is_less(left, right) || (!is_less(right, left) && equals(left, right)); break;
       case Expression::kGe: holds = is_less(right, left) || (!is_less(left, right) && equals(left, right)); break;
       case Expression::kIn: holds = contains(right, left); break;
@@ -283,7 +283,7 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
     throw Error(sequence ? "slice bounds must be integers or none"
                          : absl::StrCat("'", value.type_name(), "' object cannot be sliced"));
   const int64_t size = length(value);
-  // All steps beyond the other end have the same effect.
+  // A step that leads beyond the other end has the same effect whatever its size, so it may be clamped.
   const int64_t step = std::clamp(bounds[2].value_or(1), -size - 1, size + 1);
   if (step == 0) throw Error("slice step cannot be zero");
   const auto clamp = [&](std::optional<int64_t> bound, int64_t unset) {

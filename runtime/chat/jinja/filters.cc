@@ -1,4 +1,5 @@
-// Filters on text and numbers, and the choice among all filters. sequence_filters.cc has the others.
+// Filters on text and numbers, and the function that finds any filter by its name. The filters on sequences are in
+// sequence_filters.cc.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -14,8 +15,9 @@ namespace rondo::text::jinja {
 
 namespace {
 
-// The digits of a number as Python reads them from text: no spaces around them, single underscores between digits only.
-// Returns nullopt for any other text.
+// Prepares the text of a number for std::from_chars(), by Python's rules: removes the white space around it, one plus
+// sign, and single underscores between digits. Returns nullopt if the text has other underscores or signs, or is not
+// ASCII.
 std::optional<Text> number_text(std::string_view text) {
   Budget::convert(text.size());
   const std::string_view stripped = strip_text(text, Ends::kBoth);

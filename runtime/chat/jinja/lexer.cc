@@ -65,8 +65,8 @@ class Lexer {
 
   // Adds the text before the tag at `tag`, whose sign is `sign` ('-', '+', or 0).
   void push_text(size_t tag, char sign, bool may_lstrip);
-  // Returns the position behind the end of a tag: at `from` there must be `close` with its sign, and a line break is
-  // included if the tag eats one. Returns 0 if there is no end at `from`.
+  // Returns the position behind the end of a tag: behind `close` with its sign ('-' or '+'), and behind the white space
+  // or line break that the tag removes. Returns 0 if no tag ends at `from`.
   size_t behind_end(size_t from, std::string_view close, bool eats_line) const;
   void root();
   bool raw(size_t tag, char sign);
@@ -108,7 +108,7 @@ size_t Lexer::behind_end(size_t from, std::string_view close, bool eats_line) co
   return end;
 }
 
-// {% raw %}: its text is not a template.
+// Reads a {% raw %} block, whose text is not parsed. Returns false if the tag is not {% raw %}.
 bool Lexer::raw(size_t tag, char sign) {
   size_t at = behind_spaces(tag + 2 + (sign != 0 ? 1 : 0));
   if (!source_.substr(at).starts_with("raw")) return false;
@@ -308,7 +308,8 @@ void Lexer::string_literal() {
           io::append_utf8(out, value);
           i += digits - 1;
         } else if (static_cast<uint8_t>(kind) >= 0x80) {
-          // Python first writes the character itself as an escape, and so splits it from the backslash.
+          // jinja2 first replaces the character by an escape, such as \xe9. The backslash before the character then
+          // escapes the backslash of \xe9, and the text becomes another one.
           fail("a backslash before a character that is not ASCII is not supported");
         } else {
           out.push_back('\\');

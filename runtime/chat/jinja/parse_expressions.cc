@@ -138,8 +138,8 @@ ExpressionPtr Parser::power() {
   while (is_sign("**")) {
     const int line = take().line;
     ExpressionPtr right = unary();
-    // jinja2 writes this as Python code. If it has computed -2 for the left side, it writes -2 ** n, which is
-    // -(2 ** n).
+    // jinja2 compiles the template to Python code. If it has already computed the left side, for example -2, it writes
+    // -2 ** n, which Python reads as -(2 ** n).
     if (left->type != Expression::kConstant && is_constant(*left) && !is_constant(*right))
       fail(line, "a computed constant to the power of a variable is not supported: jinja2 reads -2 ** n as -(2 ** n)");
     left = make(Expression::kArithmetic, line, list(std::move(left), std::move(right)));

@@ -120,7 +120,7 @@ void append_changed(Text& out, uint32_t point, const CaseRun (&runs)[N], const E
 void append_upper(Text& out, uint32_t point) { append_changed(out, point, kUpper, kUpperExpansions); }
 void append_title(Text& out, uint32_t point) { append_changed(out, point, kTitle, kTitleExpansions); }
 
-// A capital sigma that ends a word has a lower case of its own (SpecialCasing.txt, Final_Sigma).
+// True if the capital sigma at `at` ends a word: it then has a lower case of its own (SpecialCasing.txt, Final_Sigma).
 bool is_final_sigma(std::string_view text, size_t at) {
   size_t before = at;
   bool cased_before = false;
@@ -249,7 +249,7 @@ Text title_words(std::string_view text) {
   Text out;
   size_t at = 0;
   while (at < text.size()) {
-    // A run of dividers, or of other characters.
+    // Finds the end of a run of dividers, or of a run of other characters.
     size_t end = at;
     const bool dividing = divides(next_point(text, end));
     while (end < text.size()) {
@@ -501,7 +501,8 @@ Text repr_text(std::string_view text) {
 std::string repr_float(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  // The shortest digits that read back as the same number; Python's choice between the two forms.
+  // Writes the shortest digits that read back as the same number. Chooses the fixed or the scientific form as Python
+  // does.
   char buffer[64];
   const auto scientific = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific);
   const std::string_view shortest(buffer, static_cast<size_t>(scientific.ptr - buffer));

@@ -20,7 +20,8 @@ int64_t count_points(std::string_view text);
 // Byte where code point `index` begins; the size of the text for index = count_points(text).
 // REQUIRES: 0 <= index <= count_points(text).
 size_t byte_of_point(std::string_view text, int64_t index);
-// Code points start, start + step, start + 2 step, ... : `count` of them. REQUIRES: all of these exist, step != 0.
+// Returns `count` code points: those at start, start + step, start + 2 step, ... REQUIRES: all of these exist,
+// step != 0.
 Text every_point(std::string_view text, int64_t start, int64_t step, int64_t count);
 Text repeat_text(std::string_view text, int64_t times);
 

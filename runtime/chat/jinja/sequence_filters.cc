@@ -9,12 +9,12 @@
 namespace rondo::text::jinja {
 namespace {
 
-// The form of a value that sort, unique, min ... compare.
+// Returns the form of a value that the filters sort, unique, min and max compare.
 Value folded(const Value& value, bool case_sensitive) {
   return !case_sensitive && value.is_string() ? Value::string(to_lower_text(value.text())) : value;
 }
 
-// An iterator over the list that `make` returns. `make` is called when the first item is requested.
+// Returns an iterator over the list that `make` returns. `make` is called when the first item is requested.
 template <class Make> Value deferred(Make make, const Values& held, const char* python_name = "generator") {
   return Value::iterator(
       [make = std::move(make), made = std::optional<Values>(), at = size_t{0}](Value& out) mutable {

@@ -47,7 +47,7 @@ struct Expression : ChargedNode {
 
   Type type = kConstant;
   int line = 0;
-  int depth = 1;  // of the tree below it
+  int depth = 1;  // of the tree whose root this node is
   std::string name{};
   Value constant{};
   Expressions parts{};
@@ -86,7 +86,7 @@ struct Statement : ChargedNode {
     kFilterBlock,  // body through expression
     kWith,         // targets = expressions: body
     kMacro,        // macro
-    kGeneration,   // body is what the model says
+    kGeneration,   // body renders the assistant's text
     kBreak,
     kContinue,
   };
@@ -102,8 +102,8 @@ struct Statement : ChargedNode {
   List<std::pair<Target, ExpressionPtr>> assignments{};  // kWith
   List<Branch> branches{};
   Body body{}, otherwise{};
-  // Names that the body (`otherwise`) sets before it reads them, and that an inner body reads: they are undefined until
-  // they are set, even if the caller gave variables of these names. See unset_names.cc.
+  // Names that `body` (for otherwise_unset: `otherwise`) sets before it reads them, and that an inner body reads. These
+  // names are undefined until they are set, even if the caller gave variables of these names. See unset_names.cc.
   Values unset{}, otherwise_unset{};
   std::unique_ptr<Macro> macro{};
 };

@@ -1,12 +1,12 @@
-// Jinja templates, as far as chat templates use them: what transformers renders with jinja2 3.1.6, to the same bytes.
+// The subset of Jinja that chat templates use. A render gives the same bytes as transformers with jinja2 3.1.6.
 //
 //   const auto chat = jinja::Template::parse("{% for m in messages %}{{ m.content }}{% endfor %}", "chat.jinja");
 //   std::string text = chat.render({{"messages", jinja::Value::from_json("messages", json)}}).text;
 //
 // A template is untrusted code: it reads only the variables that it is given, and its use of work, memory and the
 // thread's stack is bounded (Limits in budget.h). A construct that this subset lacks is a TemplateError that names the
-// line and the construct; it never gives another text than jinja2's. Thread safety: a Template is immutable; it may
-// render on several threads at once.
+// line and the construct; no template renders to another text than in jinja2. Thread safety: a Template is immutable
+// and may render on several threads at once.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct RenderOptions {
   // The time that strftime_now() formats; unset: now, in local time.
   std::optional<std::tm> now = std::nullopt;
   Limits limits = {};
-  // Ends the render at its next step, with a TemplateCancelled. Any thread may ask for it.
+  // Ends the render at its next step, with a TemplateCancelled. Any thread may request the stop.
   std::stop_token stop = {};
   // Filled in, even if the render throws.
   Used* used = nullptr;

@@ -17,7 +17,7 @@ Values texts(const Parts& parts) {
   return out;
 }
 
-// "{} {0} {name}" without conversions and formats.
+// str.format() with fields such as {}, {0} and {name}, without conversions and format specifications.
 Text braces_format(std::string_view format, const Given& given) {
   Budget::convert(format.size());
   Text out;

@@ -29,7 +29,7 @@ struct Frame {
     }
     return nullptr;
   }
-  // A statement of the body reads `name`.
+  // Called when a statement of the body reads `name`.
   void load(std::string_view name) {
     Frame* const at = owner(name);
     if (at == nullptr) know(name, kKnown);
@@ -109,8 +109,8 @@ void collect(const Body& body, Frame& frame, bool in_branch) {
 
 void enter(const Body& body, Frame& frame);
 
-// Handles a body with names of its own. `more`: an expression that it reads, too. Returns the names that the
-// body has to unset.
+// Handles a body with names of its own. `more`: an expression that the body reads, too. Returns the names that the body
+// has to unset.
 Values inner_body(const Body& body, Frame& frame, const Expression* more = nullptr) {
   collect(body, frame, false);
   load(more, frame);

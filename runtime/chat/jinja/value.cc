@@ -171,7 +171,7 @@ Value Value::from_json(io::JsonReader& json, int depth) {
   }
   double d = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), d);
-  if (error == std::errc::result_out_of_range) {  // too large or too small for a double, as Python reads it
+  if (error == std::errc::result_out_of_range) {  // beyond the range of a double: infinity or 0, as in Python
     const bool tiny = digits.find_first_of("eE") != std::string_view::npos &&
                       digits[digits.find_first_of("eE") + 1] == '-';
     d = tiny ? 0 : HUGE_VAL;
@@ -230,7 +230,7 @@ size_t hash_of(std::string_view name) {
   Budget::read(name.size());
   return hashed(name);
 }
-// Equal for keys that are equal, whatever their types.
+// Returns a hash that is equal for keys that are equal, whatever their types.
 size_t hash_of(const Value& key) {
   Budget::step();
   switch (key.kind()) {

@@ -103,7 +103,7 @@ class Value {
   bool is_unsafe() const { return unsafe_; }
   int depth() const { return depth_; }
 
-  // REQUIRES: of that kind; integral() also of a bool, number() of any number.
+  // REQUIRES: the value is of the kind that the function reads. integral() also reads a bool, number() any number.
   int64_t integral() const { return integer_; }
   double number() const { return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_); }
   std::string_view text() const { return *static_cast<const Text*>(object_.get()); }
@@ -118,12 +118,12 @@ class Value {
   const Method& method() const { return *static_cast<const Method*>(object_.get()); }
   // kFunction's name.
   std::string_view function() const { return text(); }
-  // Whether two values are the same object, for `is sameas`.
+  // True if the two values are the same object, for `is sameas`.
   bool same_object(const Value& other) const;
 
   // Python's name of the type, for messages.
   std::string type_name() const;
-  // The message for a use of an undefined value.
+  // Returns the message for a use of an undefined value.
   std::string reason() const;
 
  private:
@@ -173,7 +173,7 @@ struct Value::Dict {
   // Returns null if there is no such key. REQUIRES: a hashable key.
   const Value* find(std::string_view name) const;
   const Value* find(const Value& key) const;
-  // Replaces the value of a key that is there. Returns true if the key is new.
+  // Sets the value of `key`. Returns true if the key is new.
   bool set(Value key, Value value);
 
  private:
@@ -200,7 +200,7 @@ inline bool is_true(const std::optional<Value>& value, bool unset) { return valu
 bool equals(const Value& a, const Value& b);
 // a < b. Throws for types that have no order.
 bool is_less(const Value& a, const Value& b);
-// Whether it can be a key of a dict.
+// True if `value` can be a key of a dict.
 bool is_hashable(const Value& value);
 // str() and repr(). Throw for values of which Python prints an address.
 Text str(const Value& value);
@@ -212,7 +212,7 @@ struct JsonStyle {
 };
 // json.dumps(). Throws Error for values that JSON cannot express.
 void append_json(Text& out, const Value& value, const JsonStyle& style, int level = 0);
-// A template's text, cut to a readable length for a message.
+// Returns a text of a template, cut to a readable length for a message.
 std::string abbreviated(std::string_view text);
 
 }  // namespace rondo::text::jinja

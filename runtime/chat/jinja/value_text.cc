@@ -157,7 +157,7 @@ void append_json(Text& out, const Value& value, const JsonStyle& style, int leve
     out += '\n';
     for (int i = 0; i < deep; ++i) out += style.indent;
   };
-  // Both brackets, and a separator before each item but the first.
+  // Appends both brackets, and the items between them with a separator before each item but the first.
   const auto bracketed = [&](char open, char close, size_t count, auto item) {
     out += open;
     for (size_t i = 0; i < count; ++i) {
