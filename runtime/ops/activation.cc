@@ -12,8 +12,8 @@ namespace rondo::ops {
 
 namespace {
 
-// The gradient rule of the gradient op of a piecewise linear op. The gradient op, with inputs x and grad, is linear in
-// grad, and its derivative by x is 0, also where x is infinite.
+// The gradient rule of the gradient op of a piecewise linear op. The gradient op has the inputs x and grad. It is
+// linear in grad, and its derivative by x is 0, even if x is infinite.
 void piecewise_grad_grad(const OpDef& op, const GradContext& g) {
   if (g.needs(0)) g.set(0, expand(Tensor::zeros({}, {g.input_dtype(0), g.grad_out().device()}), g.input_sizes(0)));
   if (g.needs(1)) g.set(1, call(op, {g.input(0), g.grad_out()}, g.attrs()));

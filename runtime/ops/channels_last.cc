@@ -13,7 +13,7 @@ bool is_channels_last(const Dims& sizes, const Dims& strides) {
   int64_t least = 0;
   for (int d : {1, 3, 2, 0}) {
     if (sizes[d] == 0 || strides[d] < least) return false;
-    // An image of one pixel is channels last only by the stride of its batch.
+    // If C, H and W are 1 and have equal strides, both layouts fit. As in PyTorch, this counts as the usual layout.
     if (d == 0 && least == strides[1]) return false;
     least = strides[d] * std::max<int64_t>(sizes[d], 1);
   }
@@ -64,7 +64,7 @@ bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, co
       output = channels_to_front(output).contiguous();
       continue;
     }
-    // The dimensions that are left, in their order.
+    // Brings the dimensions that are left into their order in (B, C, H, W).
     Dims order;
     for (int d = 0; d < kRank; ++d) {
       if (mask >> d & 1) continue;

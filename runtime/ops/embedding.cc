@@ -62,7 +62,7 @@ void rows_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 void rows_grad(const GradContext& g) {
-  if (autograd::offer_rows(g.grad_out(), g.input(1))) return;  // the total stays as it is
+  if (autograd::offer_rows(g.grad_out(), g.input(1))) return;  // the leaf took the rows
   Tensor total = g.take_total(0);
   if (!total.defined())
     return g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));

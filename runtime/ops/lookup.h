@@ -8,7 +8,7 @@ namespace rondo::ops {
 
 // The op whose indices are checked. kCheckIndices has it as an attribute.
 enum class Lookup : int64_t { kEmbedding, kIndexSelect, kGather, kScatterAdd, kEmbeddingGrad };
-// For messages.
+// How error messages name a lookup.
 struct LookupName {
   const char* op;
   bool at_position;  // the message tells the position

@@ -28,8 +28,8 @@ Tensor widened(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 Tensor sum_leading(const Tensor& t) {
   return t.rank() > 1 ? sum(t, leading_dims(t.rank())) : sum(unsqueeze(t, 0), {0});
 }
-// a + b, or b if `a` is undefined. Adds to dx the part from a gradient of the saved statistics, which occurs
-// only in second derivatives.
+// Returns a + b, or b if `a` is undefined. Callers add to dx the part that comes from a gradient of the saved
+// statistics, which occurs only in second derivatives.
 Tensor plus(const Tensor& a, const Tensor& b) { return a.defined() ? a + b.to(a.dtype()) : b; }
 
 void same_as_input(InferContext& c) {

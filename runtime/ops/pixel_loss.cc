@@ -13,7 +13,7 @@
 namespace rondo::ops {
 namespace {
 
-// The logits interpolated to the target's size, (B, C, H, W), in the compute dtype.
+// Interpolates the logits to the target's size, (B, C, H, W), in the compute dtype.
 Tensor at_size_of(const Tensor& logits, const Tensor& target) {
   return interpolate(logits.to(compute_dtype(logits.dtype())), {target.size(1), target.size(2)},
                      {.mode = InterpolateMode::kBilinear});

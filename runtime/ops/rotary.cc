@@ -12,7 +12,7 @@
 namespace rondo::ops {
 
 namespace {
-// The rotation by slices: (a, b) -> (a cos - b sin, b cos + a sin).
+// Computes the rotation with slices: (a, b) -> (a cos - b sin, b cos + a sin).
 Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, bool inverse) {
   const Tensor x = given.to(compute_dtype(given.dtype()));
   const int64_t half = x.sizes().back() / 2;

@@ -38,7 +38,7 @@ int64_t Window::extent() const {
   return extent;
 }
 Window Window::of(const Tensor& view, const Tensor& base) {
-  // A slice that is empty may begin anywhere.
+  // An empty slice may begin anywhere, so its offset is set to 0.
   return {view.numel() == 0 ? 0 : view.storage_offset() - base.storage_offset(), view.sizes(), view.strides()};
 }
 Attrs Window::for_view() const {
