@@ -112,7 +112,8 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     void flush() {
       if (text_.empty()) return;
       const TextEncoder& encoder = impl_.encoder;
-      // True if the current run of text, which follows no marker, begins the conversation.
+      // If no text is right before the current one, the current one begins the conversation only if there are no ids
+      // yet.
       if (before_.empty()) options_.at_start = out_.ids.empty();
       Ids ids = encoder.continuation(before_, before_ids_, text_, options_);
       impl_.check_text(ids);

@@ -123,7 +123,7 @@ bool ExampleBatches::cut_from(int64_t rows) try {
   };
   const int64_t before = order_rows_;
   set(rows);
-  if (batches_ == 0) {  // drop_last
+  if (batches_ == 0) {  // drop_last leaves out every batch
     set(before);
     return false;
   }

@@ -99,7 +99,8 @@ bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
 }
 
 bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
-  // A clone is dense in the usual layout (Tensor::to keeps the layout itself).
+  // The op of trait Convert also makes clones, which are dense in the usual layout. Tensor::to() keeps the layout
+  // channels last without this function.
   if (op.is<trait::Convert>() || elements_have_an_order(op)) return false;
   const Tensor* first = nullptr;
   Dims sizes;

@@ -7,10 +7,10 @@
 
 namespace rondo::ops {
 
-// Element i of n is first + i * step, in i64 (`whole`) or f64, converted. Takes no operand, or an f64 scalar that only
-// says on which device the result lies. ints: {-dtype, n, whole}; the dtype is negated, so that a compiler can take
-// only n for a size. floats: {first, step}. If these are integers and one is not exact as a double, both follow in
-// ints, too, and the call is never recorded.
+// Element i of n is first + i * step, computed in i64 (`whole`) or f64 and then converted. Takes no operand, or an f64
+// scalar that only says on which device the result lies. ints: {-dtype, n, whole}. The dtype is negated, so that a
+// compiler cannot mistake it for a size: only n is one. floats: {first, step}. If these are integers and one of them is
+// not exact as a double, both follow in ints, too, and the call is never recorded.
 extern const OpDef kArange;
 // Returns the number of elements from `first` on that lie before `end`. Throws Error unless all are finite and `step`
 // leads towards `end`.
