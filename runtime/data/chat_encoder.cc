@@ -86,7 +86,8 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     return out;
   }
 
-  // Throws if the text of a message gave a marker: a vocabulary may also have the marker as an ordinary token.
+  // Throws if the text of a message was encoded to the id of a marker. This happens if the vocabulary has the marker as
+  // an ordinary token, too.
   void check_text(const Ids& ids) const {
     for (const int32_t id : ids)
       if (std::find(markers.begin(), markers.end(), id) != markers.end())

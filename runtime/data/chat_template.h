@@ -53,7 +53,7 @@ class ChatTemplate {
  public:
   // Throws Error, which names the line.
   static ChatTemplate parse(std::string_view text);
-  // Parses a file with such lines. Throws FileError.
+  // Parses a file with lines as described above. Throws FileError.
   static ChatTemplate load(const std::string& path);
   // A built-in template: "chatml" (Qwen and others), "llama3" or "zephyr". Throws Error for another name.
   static ChatTemplate named(std::string_view name);

@@ -35,7 +35,7 @@ namespace rondo::data {
 enum class TooLong {
   kTruncate,  // the end is cut off; an example that loses all its targets is dropped
   kDrop,      // the example is left out
-  kError,     // DataError
+  kError,     // throws DataError
   kSplit,     // becomes several examples, each beginning with the last token of the one before; for read_text only
 };
 

@@ -336,7 +336,8 @@ struct BackendEntry {
 // the call's attributes (Attrs::ints).
 namespace trait {
 
-// A reduction whose `lower` is one LoopBuilder::reduce() and output(): results over parts can be reduced again.
+// A reduction whose `lower` is one LoopBuilder::reduce() and output(), so the results over parts of the input can be
+// reduced again.
 struct Fold {
   bool additive = false;  // results over parts of the input add up to the result over all of it
 };

@@ -20,7 +20,8 @@
 namespace rondo::ops {
 namespace {
 
-// Strides of a (B, H, T, D) tensor that lies in memory as (B, T, H, D): merging heads afterwards is then a view.
+// Returns the strides of a tensor (B, H, T, D) that lies in memory as (B, T, H, D). With them, merging the heads is a
+// view.
 Dims heads_inside(const Dims& s) { return {s[2] * s[1] * s[3], s[3], s[1] * s[3], 1}; }
 
 void check_shapes(const InferContext& c) {

@@ -59,7 +59,7 @@ bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, co
     if (mask >> d & 1) moved.ints[0] |= int64_t{1} << dim_at_back(d);
   call(op, {{channels_to_back(inputs[0]), inputs[0].where}}, moved, outputs);
   for (Tensor& output : outputs) {
-    if (!is_floating(output.dtype())) return false;  // results are indices of elements
+    if (!is_floating(output.dtype())) return false;  // results are indices, which depend on the layout
     if (keepdim) {
       output = channels_to_front(output).contiguous();
       continue;

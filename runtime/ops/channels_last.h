@@ -44,7 +44,7 @@ bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
                         std::span<Tensor> outputs);
 // The value of OpDef::channels_last for ops whose usual call keeps the layout.
 void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs);
-// A fast test: false if results_are_channels_last() is false for certain.
+// A fast test to run first: if it returns false, results_are_channels_last() would return false, too.
 inline bool may_be_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
   if (op.kind != OpKind::kElementwise) return false;
   for (const TensorArg& input : inputs) {

@@ -348,7 +348,7 @@ void pad(Convolution& conv, const ConvPadding<N>& p, Extent kernel, const char* 
       fail(op, x, weight, absl::StrCat("padding that keeps the size needs stride 1, it is ", conv.stride[at]));
     const int64_t all = conv.reach(at, kernel[at]) - 1;
     conv.before[at] = all / 2;
-    conv.after[at] = all - all / 2;  // as in PyTorch, the odd one is at the end
+    conv.after[at] = all - all / 2;  // as in PyTorch, the odd zero is at the end
   }
 }
 // (B, C, W) as (B, C, 1, W).

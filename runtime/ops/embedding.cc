@@ -53,7 +53,7 @@ constexpr OpDef kEmbeddingGradOnto = {
 
 namespace {
 
-// Inputs table (V, C), indices: a row for each index.
+// Infers the output (..., C) for inputs table (V, C), indices (...): one row for each index.
 void rows_infer(InferContext& c) {
   if (c.sizes(0).rank() != 2) c.fail("the table must have shape (V, C)");
   if (c.dtype(1) != kI64) c.fail("indices must be i64");

@@ -54,7 +54,7 @@ inline Tensor wanted_gradient(const KernelContext& context, int operand, int fir
   return LinearLossAttrs(context.attrs).wants(operand) ? context.out(first + operand) : Tensor();
 }
 
-// Makes memory reports count the outputs that are gradients as gradients, although the forward computes them.
+// Marks outputs 1 to 3 as gradients for memory reports, because the forward computes these gradients.
 inline void count_gradients(const KernelContext& context) {
   for (int i = 1; i < 4; ++i) {
     const Tensor& gradient = context.out(i);

@@ -150,8 +150,8 @@ Tensor triu(TensorArg x, int64_t diagonal = 0);
 Tensor index_operand(const char* op, TensorArg index);
 
 // ---- Elements by index (indexing.cc). Indices are i64 or i32. An index that is negative or out of range is an error.
-// This holds for all arguments that are indices: token ids, targets, positions. gather: out[i][j] = x[index[i][j]][j]
-// for dim 0, and so on. index may be smaller than x in the other dimensions.
+// This holds for all arguments that are indices: token ids, targets, positions.
+// gather: for dim 0, out[i][j] = x[index[i][j]][j], and so on. In the other dimensions index may be smaller than x.
 Tensor gather(TensorArg x, int64_t dim, TensorArg index);
 // x with source written where gather would read. If indices are equal, the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);

@@ -17,7 +17,7 @@ enum Category { kBools, kIntegers, kFloats };
 
 constexpr Category category(DType t) { return t == kBool ? kBools : is_floating(t) ? kFloats : kIntegers; }
 
-// True if `to` holds every number of `from` exactly.
+// True if `to`, a 16-bit float, holds every number of `from` exactly.
 constexpr bool is_exact(DType from, DType to) { return from == to || from == kBool || (from == kU8 && to != kBool); }
 
 constexpr DType quotient_dtype(DType t, Promotion promotion) {

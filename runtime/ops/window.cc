@@ -10,7 +10,7 @@
 namespace rondo::ops {
 namespace {
 
-// `ints` from `first` on: the sizes, then the strides.
+// Returns the window that the ints from `first` on describe: first the sizes, then the strides.
 Window window_of(const Attrs& attrs, size_t first, int64_t offset) {
   const std::span<const int64_t> dims(attrs.ints.data() + first, attrs.ints.size() - first);
   return {offset, Dims(dims.first(dims.size() / 2)), Dims(dims.last(dims.size() / 2))};
