@@ -34,7 +34,8 @@ class BatchSource {
   // Returns the next batch. At the end of each epoch it returns nothing once; the next call starts the next epoch.
   virtual std::optional<Batch> next() = 0;
   virtual Position position() const = 0;
-  // Goes to any position, at any time. Throws Error if the epoch has no such batch; one past the last means its end.
+  // Goes to any position, at any time. Throws Error if the epoch has no batch with this number. The number after that
+  // of the last batch is allowed: it means the end of the epoch.
   virtual void seek(Position position) = 0;
   // The number of batches in an epoch. kEndless: an epoch never ends; do not compute with this number.
   virtual int64_t size() const = 0;
@@ -42,8 +43,9 @@ class BatchSource {
   // A hint: from now on the reader seeks so that it takes only every n-th batch (batch_share.h). A source that prepares
   // batches ahead prepares only these.
   virtual void read_every(int64_t /*n*/) {}
-  // `batch`: the rows of each batch, except for the last one of an epoch. `order`: the rows of the batches that define
-  // the order of rows (cut_from). Both are 0 if batches have no common number of rows.
+  // `batch`: the number of rows of each batch, except for the last one of an epoch. `order`: this number for the source
+  // whose order of rows is kept: the argument of cut_from() if it was called, else the same as `batch`. Both are 0 if
+  // batches have no common number of rows.
   struct Rows {
     int64_t batch = 0, order = 0;
     friend bool operator==(const Rows&, const Rows&) = default;

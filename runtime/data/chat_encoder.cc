@@ -86,7 +86,8 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     return out;
   }
 
-  // Throws if the text of a message gave a marker: a vocabulary may also have the marker as an ordinary token.
+  // Throws if the text of a message was encoded to the id of a marker. This happens if the vocabulary has the marker as
+  // an ordinary token, too.
   void check_text(const Ids& ids) const {
     for (const int32_t id : ids)
       if (std::find(markers.begin(), markers.end(), id) != markers.end())
@@ -112,7 +113,8 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
     void flush() {
       if (text_.empty()) return;
       const TextEncoder& encoder = impl_.encoder;
-      // True if the current run of text, which follows no marker, begins the conversation.
+      // If no text is right before the current one, the current one begins the conversation only if there are no ids
+      // yet.
       if (before_.empty()) options_.at_start = out_.ids.empty();
       Ids ids = encoder.continuation(before_, before_ids_, text_, options_);
       impl_.check_text(ids);

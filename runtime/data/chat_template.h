@@ -53,7 +53,7 @@ class ChatTemplate {
  public:
   // Throws Error, which names the line.
   static ChatTemplate parse(std::string_view text);
-  // Parses a file with such lines. Throws FileError.
+  // Parses a file with lines as described above. Throws FileError.
   static ChatTemplate load(const std::string& path);
   // A built-in template: "chatml" (Qwen and others), "llama3" or "zephyr". Throws Error for another name.
   static ChatTemplate named(std::string_view name);
@@ -97,10 +97,10 @@ class ChatEncoder {
   // here, too (ChatOptions::split_special_tokens).
   //
   // Loss is on {% generation %} blocks. Without such blocks it is on the content of messages of the role "assistant"
-  // and on the end marker after it, but only if the borders are exact: the conversation must begin, in text and in ids,
-  // with the prompt for that message, and with the conversation that ends after the message. Some templates render
-  // earlier messages differently when others follow (they drop the reasoning, for example). Then example() throws an
-  // Error that says what to do. Throws Error if there is no such template, and TemplateError.
+  // and on the end marker after it, but only if the borders are exact. They are exact if the conversation begins with
+  // the prompt for the message (both as text and as ids), and with the conversation that ends after the message. Some
+  // templates render earlier messages differently when others follow (they drop the reasoning, for example). Then
+  // example() throws an Error that says what to do. Throws Error if there is no such template, and TemplateError.
   static ChatEncoder of_jinja(const text::PreTrainedTokenizer& tokenizer, std::string_view chat_template = "");
   ~ChatEncoder();
   ChatEncoder(ChatEncoder&&) noexcept;
@@ -116,7 +116,7 @@ class ChatEncoder {
   std::vector<int32_t> prompt(std::span<const Message> messages) const;
   // The token that ends the model's answer, for the stop tokens of generate(); -1 if the template has no such token.
   int32_t end_token() const;
-  // The text that ends the model's answer if there is no such token; empty if there is neither.
+  // The text that ends the model's answer if end_token() is -1. It is empty if the template has no such text either.
   const std::string& end_text() const;
   // Throws Error if it is a Jinja template.
   const ChatTemplate& chat_template() const;

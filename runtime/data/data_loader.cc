@@ -41,7 +41,7 @@ int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
 
 bool can_be_stacked(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.dtype() == b.dtype(); }
 
-// "f32[3, 4]"
+// Formats the dtype and sizes for messages: "f32[3, 4]".
 std::string dtype_and_sizes(const Tensor& x) {
   return absl::StrCat(std::string(name_of(x.dtype())), to_string(x.sizes()));
 }

@@ -27,8 +27,8 @@
 namespace rondo::data {
 
 // A random permutation of [0, n) in constant memory: a Feistel network on the smallest even number of bits that holds
-// n, with Philox as its round function. It is applied again until the result is in [0, n): "cycle walking" (Black and
-// Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+// n, with Philox as its round function. The network is applied again until the result is in [0, n): "cycle walking"
+// (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
 class Permutation {
  public:
   // Throws Error unless n is positive.

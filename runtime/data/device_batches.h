@@ -15,9 +15,9 @@
 // count. The source's own position is ahead of it, so nobody else may read from the source meanwhile, unless they seek
 // back afterwards. The destructor seeks the source back to position().
 // Errors: if the source throws for a batch, the next() that would return this batch rethrows, and skips the batch if
-// the source does. If a copy ahead runs out of memory, that next() tries it again; if it then throws OutOfMemoryError,
-// the batch stays, and the following call tries again. A batch that cannot be moved (a tensor is undefined, the device
-// is lost) is skipped; the Error names the batch and the tensor.
+// the source does. If a copy ahead runs out of memory, the next() that returns the batch copies it again. If that
+// throws OutOfMemoryError, too, the batch stays, and the following call of next() tries again. A batch that cannot be
+// moved (a tensor is undefined, the device is lost) is skipped; the Error names the batch and the tensor.
 // Memory: at most two batches on the device, including the one in use, and StagedCopies::kSlots batches in page-locked
 // memory. Tensors that are on the device already are passed on. Tensors that require grad or are on another device move
 // with Tensor::to() when their batch is returned. Random numbers: while the source reads ahead, the default generator

@@ -123,7 +123,7 @@ bool ExampleBatches::cut_from(int64_t rows) try {
   };
   const int64_t before = order_rows_;
   set(rows);
-  if (batches_ == 0) {  // drop_last
+  if (batches_ == 0) {  // drop_last leaves out every batch
     set(before);
     return false;
   }
@@ -157,7 +157,8 @@ const ExampleBatches::Plan& ExampleBatches::plan() const {
   return plan_;
 }
 
-// Cuts the batches of order_rows_ rows into parts, or joins several. The rows of successive batches are adjacent.
+// Cuts each batch of order_rows_ rows into batches of batch_size rows, or joins several of them into one. The rows of
+// successive batches are adjacent.
 void ExampleBatches::cut(Plan& plan) const {
   const int64_t rows = options_.batch_size;
   std::vector<PlannedBatch> batches;

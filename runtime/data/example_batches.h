@@ -18,9 +18,9 @@
 // examples of a batch are drawn at random from all examples of its size; those left over go to the next larger size.
 // Packing has one size.
 //
-// The order is a function of (seed, epoch, batch_size). Every example appears once in an epoch. After cut_from() a
-// batch is a part of a batch of a larger batch_size, or it joins several batches of a smaller one: the same rows in the
-// same order.
+// The order is a function of (seed, epoch, batch_size). Every example appears once in an epoch. cut_from(rows) takes
+// the order of a source with batches of `rows` rows: each batch is then a part of one of that source's batches, or
+// joins several of them.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -48,7 +48,7 @@ struct ExampleBatchesOptions {
   bool group_by_length = true;
   int64_t max_sizes = 8;    // the largest number of sizes
   int64_t multiple_of = 8;  // sizes are multiples of this; max_length itself is also allowed
-  // If not empty: the sizes, which are then not chosen. The largest one must hold the longest example.
+  // If not empty: these sizes are used, and none are chosen. The largest one must hold the longest example.
   std::vector<int64_t> sizes = {};
   // Packs several examples into a row of max_length columns, or of the one size in `sizes`. Not for labelled examples.
   bool pack = false;
@@ -71,7 +71,7 @@ class ExampleBatches : public BatchSource {
   uint64_t fingerprint() const override;
 
   const ExampleSet& examples() const { return *examples_; }
-  // Ascending.
+  // The values that T may have, in ascending order.
   const std::vector<int64_t>& sizes() const { return sizes_; }
   // The share of padding in all columns of the current epoch, from 0 to 1.
   double padding_share() const;

@@ -5,8 +5,8 @@
 //   data::ExampleBatches batches(chats, {.batch_size = 8});      // example_batches.h
 //
 // An example of a language model has L tokens. The model reads the first L - 1 of them, the `columns`, and predicts the
-// last L - 1. Tokens whose target flag is set carry loss. The first token is never a target. Of a labelled example (for
-// a classifier) the model reads all tokens: it has L columns.
+// last L - 1. Tokens whose target flag is set carry loss. The first token is never a target. A labelled example (for a
+// classifier) has L columns, because the model reads all of its tokens.
 //
 // Memory: 2 bytes for each token while ids fit in 16 bits (else 4), plus one bit for each flag.
 // Thread safety: immutable once it is filled; then everything may be called from several threads.

@@ -21,7 +21,7 @@ class LineReader {
   bool next(std::string_view& line);
   // The number of the line that next() returned last, from 1.
   int64_t number() const { return number_; }
-  // True if that line ended with a line feed; false only for the last line of a file.
+  // True if the line that next() returned last ended with a line feed. Only the last line of a file may have none.
   bool ended() const { return ended_; }
   const std::string& path() const { return file_.path(); }
 

@@ -22,7 +22,7 @@ struct MaskTokensOptions {
   int64_t mask_id = 0;                    // the token that hides others: "[MASK]"
   int64_t vocab_size = 0;                 // random tokens are below this
   double probability = 0.15;              // the probability that a token is chosen
-  double hidden = 0.8, random = 0.1;      // shares of chosen tokens that become mask_id, a random token; the rest stays
+  double hidden = 0.8, random = 0.1;      // shares of chosen tokens that become mask_id or a random token; others stay
   std::vector<int64_t> special_ids = {};  // never chosen: "[CLS]", "[SEP]"
 };
 

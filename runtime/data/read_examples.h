@@ -10,7 +10,7 @@
 //       data::read_prompts("train.jsonl", tokenizer, {.max_length = model.config.block_size}));
 //
 // Other fields of a JSON object are ignored. Empty lines are skipped. The text of a special token ("<|endoftext|>") in
-// a file is ordinary text, unless `allow_special_tokens` is set. In a chat it always is.
+// a file is ordinary text, unless `allow_special_tokens` is set. In a chat it is ordinary text in any case.
 //
 // Errors: a DataError names the line that cannot be used: malformed JSON, a field that is missing or not a string, an
 // unknown role or label, an empty completion or text, invalid UTF-8, an id outside the model's vocabulary, or with
@@ -35,13 +35,14 @@ namespace rondo::data {
 enum class TooLong {
   kTruncate,  // the end is cut off; an example that loses all its targets is dropped
   kDrop,      // the example is left out
-  kError,     // DataError
+  kError,     // throws DataError
   kSplit,     // becomes several examples, each beginning with the last token of the one before; for read_text only
 };
 
 struct ReadOptions {
-  // The largest number of columns of an example: tokens that the model reads. At most the model's block_size and the
-  // length of packed rows. An example of a language model has one more token, its last target. 0: any length.
+  // The largest number of columns of an example: tokens that the model reads. It must not exceed the model's
+  // block_size, nor the length of packed rows. An example of a language model has one more token, its last target. 0:
+  // any length.
   int64_t max_length = 0;
   // nullopt: kSplit for read_text, kTruncate for the others.
   std::optional<TooLong> too_long = std::nullopt;

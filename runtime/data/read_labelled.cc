@@ -74,7 +74,7 @@ struct LabelledText {
   std::optional<std::string> text{}, pair{};
 };
 
-// The text of a label: of a class a string or an integer, of a regression a number.
+// Reads a label as text: for classes a string or an integer, for kNumbers a number.
 std::string read_json_label(io::JsonReader& json, const std::string& key, LabelKind kind) {
   const bool numbers = kind == LabelKind::kNumbers;
   if (!numbers && json.peek() == '"') return json.string();

@@ -85,7 +85,7 @@ struct Outcome {
 // Truncates or drops the example as the options require.
 void fit(Outcome& out, const ReadOptions& options, const std::string& path, int64_t line) {
   Example& example = out.example;
-  if (example.targets.empty()) {  // labelled: read_labelled has truncated it, which keeps the last special token
+  if (example.targets.empty()) {  // labelled: read_labelled has already truncated it, but kept its last special token
     out.dropped = example.ids.empty();
     return;
   }

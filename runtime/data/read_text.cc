@@ -92,8 +92,8 @@ class PieceReader {
     current_.clear();
     before_.clear();
     if (!ends_text) {
-      // The last line that is not blank, with the line feeds after it. If it does not fit, "\n" stands for it, so that
-      // the next piece is not encoded as the beginning of a text.
+      // The last line that is not blank, with the line feeds after it. If it is the first line of the piece, or is too
+      // long, "\n" stands for it, so that the next piece is not encoded as the beginning of a text.
       const size_t word = piece.text.find_last_not_of(" \t\r\n");
       const size_t feed = word == std::string::npos ? word : piece.text.rfind('\n', word);
       if (feed != std::string::npos) before_ = piece.text.substr(feed + 1);

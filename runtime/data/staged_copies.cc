@@ -62,7 +62,7 @@ bool StagedCopies::goes_through_staging(const Tensor& tensor) {
   return tensor.defined() && has_host_memory(tensor.device()) && !tensor.requires_grad();
 }
 
-// elapsed() waits for both of its events.
+// elapsed() waits for both of its events; here both are `event`.
 void StagedCopies::wait(EventHandle event) const { backend_.elapsed(device_.index, event, event); }
 
 bool StagedCopies::is_free(StagingSlot& slot) {
@@ -76,7 +76,7 @@ bool StagedCopies::is_free(StagingSlot& slot) {
 StagingSlot* StagedCopies::free_slot(size_t bytes, bool may_wait) {
   StagingSlot* found = nullptr;
   for (StagingSlot& slot : slots_) {
-    // Prefers a slot that is large enough; if none is, a larger one.
+    // Prefers a slot that is large enough. If none is, prefers the largest one.
     const bool better = found == nullptr || (found->bytes < bytes && slot.bytes > found->bytes);
     if (better && is_free(slot)) found = &slot;
   }

@@ -4,7 +4,8 @@
 // generation, where nothing follows it. So the ids of a text never depend on the text after it. The text `before` is
 // encoded alone. Then both texts are encoded together, and `text` gets the ids after those of `before`. If the joint
 // encoding does not begin with the ids of `before`, because a token would cross the border, `text` is encoded alone,
-// too. TRL does the first for prompt and completion; in the second case it warns, and its mask is off by some tokens.
+// too. TRL also encodes prompt and completion together. If a token crosses the border, it only warns, and its mask is
+// off by some tokens.
 //
 // Thread safety: immutable.
 #pragma once

@@ -7,7 +7,7 @@
 //
 // Files, little-endian:
 //   .tok   "RONDOTOK", u32 version 1, u32 bytes per token (2 or 4), u64 vocabulary size (0: unknown), u64 count, ids
-//   else   headerless u16 ids, as in nanoGPT's train.bin. A text file would be read as such ids, so tokenize it first
+//   else   headerless u16 ids, as in nanoGPT's train.bin. A text file would be read as ids, too: tokenize it first
 // Thread safety: everything here is immutable.
 #pragma once
 

@@ -34,7 +34,7 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// Returns true also if the answer is not known.
+// Returns true if the process is running, and also if that cannot be found out.
 bool is_running(pid_t process) {
   std::error_code error;
   return std::filesystem::exists(absl::StrCat("/proc/", process), error) ||
@@ -72,7 +72,8 @@ AtomicFile::AtomicFile(std::string path, Access access) try : path_(std::move(pa
                          ".", counter.fetch_add(1));
     fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, access == Access::kOwner ? 0600 : 0666);
     if (fd_ >= 0) break;
-    // An earlier process, which was killed, may have had the same process id.
+    // An earlier process that had the same process id may have been killed and left this file. Then the next name is
+    // tried.
     if (errno != EEXIST) throw FileError(path_, errno_reason("cannot create a temporary file beside it"));
   }
 } catch (const std::bad_alloc&) {
@@ -178,7 +179,7 @@ void sweep_temporaries(const std::string& folder) try {
   }
   for (const std::string& name : names) {
     if (!name.starts_with(AtomicFile::kTempPrefix)) continue;
-    // name.PID.COUNTER
+    // The name ends in .PID.COUNTER: the process id of its writer, and a number.
     const std::vector<std::string> parts = absl::StrSplit(name, '.');
     pid_t writer = 0;
     const fs::path path = fs::path(folder) / name;
@@ -199,7 +200,7 @@ void fsync_folder(const std::string& folder) {
   if (fd < 0) throw FileError(folder, errno_reason("cannot open the folder"));
   const int error = ::fsync(fd) != 0 ? errno : 0;
   ::close(fd);
-  // Some file systems cannot fsync a folder and return EINVAL. There the rename cannot be made more durable.
+  // Some file systems cannot fsync a folder and return EINVAL. On these the rename cannot be made more durable.
   if (error != 0 && error != EINVAL) throw FileError(folder, errno_reason("cannot fsync the folder", error));
 }
 

@@ -123,7 +123,8 @@ std::optional<std::string> DiskCache::find(const std::string& kernel) {
     warn(absl::StrCat(path, ": ", file.ok() ? "no cache entry" : std::string(file.status().message())));
     return std::nullopt;
   }
-  // Another kernel with the same hash: this one is not found, and store() will replace the file.
+  // The file holds another kernel with the same hash. Then this one counts as missing, and store() will replace the
+  // file.
   if (file->host != host_text_ || file->kernels[0].kernel != kernel) return std::nullopt;
   // prune() removes the entries that were not used for longest. One update of the time a day is precise enough.
   std::error_code ignored;
@@ -148,7 +149,7 @@ void DiskCache::store(const std::string& kernel, const std::string& object) {
     try {
       write(kernel, object);
     } catch (const FileError&) {
-      // Another process may have removed the folder while it was empty.
+      // Another process may have removed the folder while it was empty. If so, creates it again.
       if (std::error_code ignored; fs::exists(folder_, ignored)) throw;
       write(kernel, object);
     }
@@ -193,7 +194,7 @@ std::vector<std::string> DiskCache::host_folders() const {
   return folders;
 }
 
-// To count a large cache takes long, so one process a day does it, and each process that stores much itself.
+// Counting a large cache takes long. So one process a day counts it, and so does each process that has stored much.
 bool DiskCache::prune_is_due(int64_t stored) {
   stored_ += stored;
   if (bytes_ >= 0) return (bytes_ += stored) > max_bytes_;
@@ -203,9 +204,9 @@ bool DiskCache::prune_is_due(int64_t stored) {
   return error || fs::file_time_type::clock::now() - last > 24h;
 }
 
-// Counts the bytes of all entries. If they exceed max_bytes_, removes the oldest entries until three quarters of it are
-// left. Other processes may do this at the same time: a file that is gone already is no error, and a file that another
-// process is reading stays readable.
+// Counts the bytes of all entries. If they exceed max_bytes_, removes the oldest entries until the rest takes at most
+// three quarters of max_bytes_. Other processes may do this at the same time: a file that is gone already is no error,
+// and a file that another process is reading stays readable.
 void DiskCache::prune() {
   struct File {
     fs::file_time_type time;

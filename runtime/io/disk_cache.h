@@ -1,6 +1,6 @@
 // Compiled kernels on disk, shared by all processes of a user:
 //
-//   <folder>/<hash of the host key>/<hash of the kernel's text>.rk      (kernel_file.h, with both texts in full)
+//   <folder>/<hash of the host key>/<hash of the kernel's text>.rk      (a KernelFile with both texts in full)
 //
 // Using the cache never throws. If it is damaged, owned by another user, read-only or full, Rondo compiles again and
 // gives one warning per process (DiskCacheOptions::warn). Any number of processes may share it: files become visible

@@ -21,7 +21,7 @@
 namespace rondo::io {
 
 struct KernelRecord {
-  std::string kernel;  // code_text
+  std::string kernel;  // the text from which the object is made, for example code_text()
   std::string object;
 };
 

@@ -20,7 +20,7 @@ void ObjectStore::hold(const std::string& text, std::string object, bool from_ar
 }
 
 ObjectStore::From ObjectStore::find(const std::string& text, Read read) {
-  // Told to the log, whose sink may ask for a report, when no lock is held.
+  // Reports a damaged object. REQUIRES: no lock is held, because the sink of the log may ask this store for a report.
   const auto reject = [&](const absl::Status& damage) { disk_.reject(text, std::string(damage.message())); };
   absl::Status damage;
   {
@@ -53,7 +53,8 @@ ObjectStore::From ObjectStore::find_or_make(const std::string& text, Read read,
     made_.wait(lock, [&] { return !being_made_.contains(text); });
     being_made_.insert(text);
   }
-  // Made, or failed: a thread that waited looks again, and makes it if it is not there.
+  // Runs whether the object was made or making it failed. Each thread that waited then looks for the object again, and
+  // makes it if it is not there.
   const absl::Cleanup done = [&] {
     const std::lock_guard lock(mutex_);
     being_made_.erase(text);

@@ -48,7 +48,7 @@ class ObjectStore {
   // All objects in memory, ordered by text, with the key of this store: for an artifact.
   KernelFile contents() const;
   // Adds the objects of an artifact to memory if `check` accepts all of them, otherwise none. Objects that the store
-  // has already stay. The caller has checked the file's key (io::accepts).
+  // already has are not replaced. The caller has checked the file's key (io::accepts).
   absl::Status take(KernelFile file, Read check);
   // True if take() added an object since the last forget().
   bool has_artifacts() const;

@@ -13,7 +13,7 @@
 
 namespace rondo::io {
 
-// Throws FileError if `path` contains a zero byte: the system would stop there and open another file.
+// Throws FileError if `path` contains a zero byte: the system would end the path there and open another file.
 void check_path(const std::string& path);
 
 class OpenFile {

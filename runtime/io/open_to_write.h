@@ -1,4 +1,4 @@
-// Opens files that are written in place: logs that grow, locks. (Files that are written whole: atomic_file.h.)
+// Opens files that are written in place: logs that grow, locks. For files that are written whole see atomic_file.h.
 #pragma once
 
 #include <string>

@@ -48,9 +48,9 @@ std::string distrust(int fd);
 std::string distrust_folder(const std::string& path);
 
 // Returns the bytes of a regular file that distrust() accepts; the folders of its path are not checked. This is enough
-// for kernels: the same bytes are checked and used, and they say which kernel they are, so a file that somebody has
-// exchanged for another is noticed. Errors: kNotFound;
-// kPermissionDenied if it is distrusted or not readable; kInvalidArgument if it is not a regular file, or too large.
+// for kernels: the same bytes are checked and used, and they say which kernel they are. So a file that somebody has
+// exchanged for another is noticed. Errors: kNotFound; kPermissionDenied if it is distrusted or not readable;
+// kInvalidArgument if it is not a regular file, or too large.
 absl::StatusOr<std::string> read_trusted_file(const std::string& path);
 
 }  // namespace rondo::io

@@ -2,7 +2,7 @@
 // the runtime knows this interface only, so that a collective is an op that autograd differentiates and a
 // compiled region records (ops::all_reduce_sum).
 //
-// Thread safety: any thread may look one up. One thread at a time issues collectives, as with a dist::ProcessGroup.
+// Thread safety: any thread may call of(). One thread at a time issues collectives, as with a dist::ProcessGroup.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ enum class LoopOp : uint8_t {
   kConst,   // Instr::value
   kScalar,  // run-time scalar Instr::index, rounded to the instruction's type
   kLoad,    // operand Instr::index at the current row and column
-  kPick,    // as kLoad, but a (i64) is the index along the operand's picked axis; 0 if it is out of range
+  kPick,    // as kLoad, but a (i64) is the index along the operand's picked axis; gives 0 if a is out of range
   kIndex,   // i64: the element's index, as operand Instr::index describes it (Operand::is_index)
   // Random numbers of the stream and the element that operand Instr::index describes (Operand::is_random)
   kRandomKeep,    // kBool: dropout with probability a keeps the element (DropoutRule of random_state.h); with a = 1, no
@@ -101,8 +101,9 @@ class LoopBuilder {
   // The index of the current element along dimension `dim` of the op's iteration space, an i64. By default throws
   // InternalError: only builders of ops that ask for indices override it.
   virtual LoopValue index(int dim);
-  // trait::Pick: the element of input `table` where its dimension ints[0] has the index that input `index` holds.
-  // By default throws InternalError: only builders of ops that pick override it.
+  // trait::Pick: an element of input `table`. Along dimension ints[0] of the table its index is the value of input
+  // `index`, along all other dimensions it is the index of the current element. By default throws InternalError: only
+  // builders of ops that pick override it.
   virtual LoopValue pick(int table, int index);
   // Checks the index that input `index` holds: if it is not in [0, size), the call fails as the op's own kernel does.
   // By default throws InternalError: only builders of ops that check indices override it.

@@ -31,7 +31,7 @@ namespace ops {
 struct ElementwiseBody;
 }
 
-// A fusion pass may assume this much of an op.
+// What a fusion pass may assume of an op.
 enum class OpKind : uint8_t {
   kElementwise,  // output element i reads only element i of each input (after broadcasting)
   kReduction,    // reduces dimensions, in the order of ops/reduction_order.h
@@ -156,7 +156,7 @@ struct SavedSpec {
   bool product = false;
 };
 
-// Most ops have at most this many. Some have more (split, cat), which costs an allocation.
+// Most ops have at most this many inputs and outputs. Some have more (split, cat), which costs an allocation.
 inline constexpr int kUsualInputs = 8;
 inline constexpr int kUsualOutputs = 8;
 
@@ -175,7 +175,8 @@ struct InputMeta {
   bool needs_grad = false;  // its gradient is wanted
 };
 
-// Gives an op its operands, to compute the shapes and dtypes of its outputs. The op must not read data.
+// Gives OpDef::infer the operands of a call, from which it computes the shapes and dtypes of the outputs. It must not
+// read data.
 class InferContext {
  public:
   // `given`: the operands as the caller gave them, one for each input, if some were converted since.
@@ -192,11 +193,11 @@ class InferContext {
   int64_t integer(int i) const { return attrs_.ints[i]; }
   SymFloat scalar(int i) const { return attrs_.floats[i]; }
   const Attrs& attrs() const { return attrs_; }
-  // A dense output.
+  // Sets output i, a dense tensor.
   void output(int i, DType dtype, const Dims& sizes);
-  // A dense output with permuted strides.
+  // Sets output i, a dense tensor with permuted strides.
   void strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides);
-  // Output i is a view of input 0.
+  // Makes output i a view of input 0.
   void view(const Dims& sizes, const Dims& strides, int64_t offset, int i = 0);
   // Throws Error with the op's name, the dtypes and shapes of all inputs as the caller gave them, and the caller's
   // line.
@@ -281,8 +282,8 @@ class GradContext {
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
   int n_outputs() const { return static_cast<int>(grads_out_.size()); }
   void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
-  // Only in ops with `grad_adds`, for input 0: the gradient that has arrived there so far, undefined if there is none.
-  // The rule then passes the sum with its own gradient to set().
+  // Only in ops with `grad_adds`, for input 0: the gradient that has arrived at input 0 so far, undefined if there is
+  // none. The rule then passes the sum of this gradient and its own to set().
   Tensor take_total(int i) const { return std::exchange(grads_in_[i], Tensor()); }
   // Sums over broadcast dimensions, casts to the input's dtype, and calls set().
   void set_reduced(int i, Tensor grad) const;
@@ -335,7 +336,8 @@ struct BackendEntry {
 // the call's attributes (Attrs::ints).
 namespace trait {
 
-// A reduction whose `lower` is one LoopBuilder::reduce() and output(): results over parts can be reduced again.
+// A reduction whose `lower` is one LoopBuilder::reduce() and output(), so the results over parts of the input can be
+// reduced again.
 struct Fold {
   bool additive = false;  // results over parts of the input add up to the result over all of it
 };
@@ -365,7 +367,7 @@ struct Draw {
 };
 // Output 0 is input 0 in another dtype.
 struct Convert {};
-// A matrix product. `sums_over`: the dimension of input 1 that is summed over, counted from the end (1 or 2). Of input
+// A matrix product. `sums_over`: the dimension of input 1 that is summed over, counted from the end (1 or 2). In input
 // 0 the last dimension is summed over.
 struct Product {
   int32_t sums_over;
@@ -385,9 +387,9 @@ struct Fill {
   size_t first_size_int;  // its sizes are the ints from this one on
   bool zeros = false;     // the number is 0
 };
-// Input 0 is an image; if output 0 is not, then input 1 is one, too. The images may have either layout, and the results
-// have the same bits: an image that is not channels last is converted inside of the op. `layout_int`: the int that
-// holds the layout of output 0 (ops::ResultLayout); -1: output 0 is not an image.
+// Input 0 is an image; if output 0 is not an image, then input 1 is one, too. The images may have either layout, and
+// the bits of the results do not depend on it: an image that is not channels last is converted inside of the op.
+// `layout_int`: the int that holds the layout of output 0 (ops::ResultLayout); -1: output 0 is not an image.
 struct Images {
   int32_t layout_int = -1;
 };
@@ -430,12 +432,13 @@ struct OpDef {
   int32_t reuses = -1;
   bool grad_adds = false;  // `grad` adds to the gradient that has arrived at input 0 so far: GradContext::take_total()
   Epilogue epilogue =
-      Epilogue::kNone;     // the epilogue by which a product applies this op to its result, operand 0 (kAdd: either)
+      Epilogue::kNone;     // how a product applies this op to its own result, which is operand 0 (kAdd: either one)
   bool fuse_parts = true;  // false: a compiler must not use `decompose`; it is for tests and second derivatives
   // Note [Checks are effects]. The op looks at values of its operands and throws for bad ones, such as an index out of
   // range. That is an effect: where eager execution runs the call, a compiled program runs it, even if nothing reads
-  // its results. So a recording without results runs if it has checks, and dead-code elimination keeps them. The
-  // forward has checked what a backward recomputes, so that is recomputed only if something reads it.
+  // its results. So a recording without results runs if it has checks, and dead-code elimination keeps them. There is
+  // one exception: the forward has already checked what a backward recomputes, so a recomputed call runs only if
+  // something reads its results.
   bool checks = false;
 
   // Null: the op has another trait, or none.
@@ -462,8 +465,8 @@ void run_kernel(const KernelContext& context);
 std::span<const OpDef* const> all_ops();
 const OpDef* find_op(std::string_view name);  // null if there is none
 
-// Throws Error "op: operand is an undefined tensor" unless it is defined. For public functions that read shapes before
-// they call an op.
+// Throws Error "op: operand is an undefined tensor" unless the operand is defined. For public functions that read
+// shapes before they call an op.
 void require_defined(const char* op, const TensorArg& operand);
 
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).

@@ -30,7 +30,7 @@ void Recorder::interrupt(const char* what, std::source_location where) {
   throw_internal(std::string("a rule that is traced may not call this: ") + what, where);
 }
 
-// Asks all scopes: one in which ops run may lie inside of another whose recording is pending.
+// Asks all scopes, because a scope in which ops run may lie inside of a scope whose recording is pending.
 void before_write(const Storage& storage, std::source_location where) {
   for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
     if (scope->recorder_ != nullptr) scope->recorder_->before_write(storage, where);

@@ -68,7 +68,8 @@ void before_write(const Storage& storage, std::source_location where = std::sour
 
 // The number of this thread's recordings that write memory which tensors outside of them share.
 extern constinit thread_local int writing_recordings;
-// REQUIRED before memory that a recording may write is read (Tensor::raw_data calls it): such recordings run first.
+// REQUIRED before memory that a recording may write is read (Tensor::raw_data calls it): the recordings that write the
+// memory run first.
 void before_read_of_written(const Storage& storage, std::source_location where);
 inline void before_read(const Storage& storage, std::source_location where) {
   if (writing_recordings > 0) [[unlikely]]

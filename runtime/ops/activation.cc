@@ -12,8 +12,8 @@ namespace rondo::ops {
 
 namespace {
 
-// The gradient rule of the gradient op of a piecewise linear op. The gradient op, with inputs x and grad, is linear in
-// grad, and its derivative by x is 0, also where x is infinite.
+// The gradient rule of the gradient op of a piecewise linear op. The gradient op has the inputs x and grad. It is
+// linear in grad, and its derivative by x is 0, even if x is infinite.
 void piecewise_grad_grad(const OpDef& op, const GradContext& g) {
   if (g.needs(0)) g.set(0, expand(Tensor::zeros({}, {g.input_dtype(0), g.grad_out().device()}), g.input_sizes(0)));
   if (g.needs(1)) g.set(1, call(op, {g.input(0), g.grad_out()}, g.attrs()));
@@ -29,7 +29,8 @@ constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sca
       g.set(0, call(kReluGrad, {g.input(0), g.grad_out()}));
     });
 
-// ---- GELU. The gradient ops compute grad_out * gelu'(x) in one pass; decomposed, they can be differentiated again.
+// ---- GELU. The gradient ops compute grad_out * gelu'(x) in one pass. Their decompositions can be differentiated
+// again.
 
 void decompose_gelu_tanh_grad(std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
   constexpr double kScale = 0.7978845608028654, kCubic = 0.044715;  // sqrt(2 / pi)
@@ -76,7 +77,7 @@ constexpr OpDef kSilu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sca
 
 // ---- Softplus: ln(1 + e^x)
 
-// Inputs x, grad. One op, because grad * sigmoid(x) may lie in the range of f16 even if sigmoid(x) is below it.
+// Inputs x, grad. This is one op, because grad * sigmoid(x) may lie in the range of f16 even if sigmoid(x) is below it.
 constexpr OpDef kSoftplusGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return g * scalar::sigmoid(x); }>(
     "softplus_grad", {}, nullptr,
     [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) { out[0] = in[1] * sigmoid(in[0]); });

@@ -1,13 +1,13 @@
 // Scaled dot-product attention.
 //
 // Note [Dropped weights]. With dropout both ops have one more input, a random state (Note [Random state]), and the
-//   output is dropout(softmax(scores)) v. Nothing of the mask is stored: the gradient draws it again from the same
-//   state. The weight of query i of head h of batch b for key j takes word j % 4 of Philox counter
-//   ((b H + h) Tq + i) ceil(Tk / 4) + j / 4. Each query begins with a fresh counter, so kernels draw four neighbouring
-//   keys at once for any Tk, and the mask is that of dropout on (B, H, Tq, Tk rounded up to 4). The logsumexp is
-//   that of all scores. The gradient of the weights before dropout is their gradient after dropout times the mask.
-//   Its sum over keys, weighted by the weights, still equals the sum of grad * out over D. Without dropout the calls
-//   have no state input.
+//   output is dropout(softmax(scores)) v. Without dropout the calls have no state input. The mask is not stored: the
+//   gradient draws it again from the same state. The weight of query i of head h of batch b for key j takes word j % 4
+//   of Philox counter ((b H + h) Tq + i) ceil(Tk / 4) + j / 4. Each query begins with a fresh counter, so kernels draw
+//   four neighbouring keys at once for any Tk, and the mask equals the one that the op dropout draws for a tensor (B,
+//   H, Tq, Tk rounded up to 4). The logsumexp is computed before dropout, from all scores. The gradient of the weights
+//   before dropout is their gradient after dropout times the mask. The sum of this gradient over keys, weighted by the
+//   weights, still equals the sum of grad * out over D.
 #include <cmath>
 #include <limits>
 
@@ -20,7 +20,8 @@
 namespace rondo::ops {
 namespace {
 
-// Strides of a (B, H, T, D) tensor that lies in memory as (B, T, H, D): merging heads afterwards is then a view.
+// Returns the strides of a tensor (B, H, T, D) that lies in memory as (B, T, H, D). With them, merging the heads is a
+// view.
 Dims heads_inside(const Dims& s) { return {s[2] * s[1] * s[3], s[3], s[1] * s[3], 1}; }
 
 void check_shapes(const InferContext& c) {
@@ -51,7 +52,7 @@ void check_operands(InferContext& c) {
     c.fail("mask must be bool, i64 or i32 (the keys of each query), or have the dtype of q");
 }
 
-// Heads of k or v, each repeated for its group of query heads.
+// Repeats each head of k or v for every query head of its group: (B, heads, T, D).
 Tensor repeat_heads(const Tensor& t, int64_t heads) {
   const Dims s = t.sizes();
   if (s[1] == heads) return t;
@@ -66,7 +67,8 @@ Tensor allowed_keys(const Tensor& mask, int64_t keys) {
   return bitwise_and(less_equal(slice(mask, -1, {0, 1}), key), less(key, slice(mask, -1, {1, 2})));
 }
 
-// The scores scale q k^T + mask, all of them stored: for the reference implementation and for second derivatives.
+// Computes scale q k^T + mask and stores all of these scores: for the reference implementation and for second
+// derivatives.
 Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, SymFloat scale) {
   Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
@@ -81,7 +83,7 @@ Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool c
   return scores;
 }
 
-// The factors by which dropout multiplies the weights (B, H, Tq, Tk) of q and k. Note [Dropped weights].
+// Returns the factors by which dropout multiplies the attention weights (B, H, Tq, Tk). Note [Dropped weights].
 Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int64_t increment, SymFloat p) {
   const int64_t keys = k.sizes()[2];
   const Tensor ones = Tensor::ones({q.sizes()[0], q.sizes()[1], q.sizes()[2], (keys + 3) / 4 * 4},
@@ -89,7 +91,7 @@ Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int
   return slice(call(kDropout, {ones, state}, dropout_attrs(p, increment)), -1, {0, keys});
 }
 
-// `logits` (a maximum or a logsumexp) with 0 in place of -inf.
+// Replaces -inf in `logits` (a maximum or a logsumexp) by 0.
 Tensor finite(const Tensor& logits) {
   return where(equal(logits, -std::numeric_limits<double>::infinity()), 0.0, logits);
 }
@@ -101,8 +103,8 @@ Tensor sum_heads(const Tensor& t, int64_t heads) {
   return sum(reshape(t, {s[0], heads, s[1] / heads, s[2], s[3]}), {2});
 }
 
-// Attention as the decomposition of attention_grad and second derivatives compute it: all in the compute
-// dtype, every weight stored.
+// Attention in plain ops, for second derivatives and for the decomposition of attention_grad. It computes in the
+// compute dtype and stores every weight.
 struct PlainAttention {
   Tensor q, k, v, mask, logsumexp, state;
   Attrs attrs;
@@ -125,11 +127,11 @@ struct PlainAttention {
     const Tensor all = exp(scores - where(is_small, given, greatest));
     return all / where(is_small, 1.0, sum(all, {-1}, true));
   }
-  // `weights`, or their gradient, after dropout.
+  // Applies dropout to `weights`, or to their gradient.
   Tensor dropped(const Tensor& weights) const {
     return state.defined() ? weights * weight_factors(q, k, state, attrs.ints[1], attrs.floats[1]) : weights;
   }
-  // dq and dk from the gradient of the scores before scaling.
+  // Computes dq and dk from the gradient of the scores, which include the factor `scale`.
   void scores_grad(const Tensor& d_scores, Tensor& dq, Tensor& dk) const {
     const Tensor scaled = d_scores * attrs.floats[0];
     dq = matmul(scaled, repeat_heads(k, q.sizes()[1]));
@@ -137,7 +139,7 @@ struct PlainAttention {
   }
 };
 
-// For attention_grad and for attention_scores_grad: the latter has one more result, the gradient of the mask.
+// For attention_grad and for attention_scores_grad, which has one more output: the gradient of the masked scores.
 void decompose_attention_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   const PlainAttention a(in[3], in[4], in[5], in[6], in[2], in.size() > 7 ? in[7] : Tensor(), attrs);
   const Tensor grad = PlainAttention::wide(in[0]), weights = a.weights();
@@ -159,7 +161,8 @@ void infer_attention_grad(InferContext& c) {
 
 }  // namespace
 
-// Inputs grad, out, logsumexp, q, k, v, mask and, with dropout, state; outputs dq, dk, dv. Attributes of kAttention.
+// Inputs grad, out, logsumexp, q, k, v, mask and, with dropout, state; outputs dq, dk, dv. The attributes are those of
+// kAttention.
 constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .kind = OpKind::kOpaque,

@@ -1,5 +1,5 @@
-// Checks of attributes: of dimensions, in rules of `infer` (public functions pass valid ones, but a damaged file of
-// recorded calls may hold others), and of numbers.
+// Checks of attributes: of dimensions and of scalars. Public functions pass valid dimensions, but a damaged file of
+// recorded calls may hold others, so rules of `infer` check them again.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rondo::ops {
 
-// Attribute i, a dimension of a tensor of this rank. Fails if it is not one.
+// Returns attribute i, a dimension of a tensor of this rank. Fails if it is out of range.
 inline int dim_in(const InferContext& c, int i, int rank) {
   const int64_t dim = c.integer(i);
   if (dim < 0 || dim >= std::max(rank, 1)) [[unlikely]]
@@ -17,7 +17,7 @@ inline int dim_in(const InferContext& c, int i, int rank) {
   return static_cast<int>(dim);
 }
 
-// True if a double holds the scalar exactly, as scalar attributes do.
+// True if a double can hold the scalar exactly. Scalar attributes are doubles.
 inline bool is_exact_attribute(Scalar s) {
   if (!s.is_integer()) return true;
   const double real = s.real();

@@ -109,7 +109,8 @@ Tensor bits_of_two(const OpDef& op, TensorArg a, TensorArg b) {
   const Tensor x = a.tensor.to(dtype, a.where), y = b.tensor.to(dtype, b.where);
   return call(op, {{x, a.where, a.tensor.dtype()}, {y, b.where, b.tensor.dtype()}});
 }
-// `of_tensors`: the op for a number that a scalar attribute would round, and for bools.
+// Calls `op`, which takes the number as an attribute, or `of_tensors`, which takes it as a tensor. `of_tensors` is for
+// a number that an attribute would round, and for bools.
 Tensor bits_and_number(const OpDef& op, const OpDef& of_tensors, TensorArg a, Scalar s) {
   require_bits(of_tensors.name, a);
   if (!s.is_integer()) throw_op_error(of_tensors.name, "needs an integer, got a float", a.where);

@@ -1,5 +1,5 @@
-// Shifts of integers, defined for every number of bits. Eager kernels and the interpreter of
-// generated kernels use them.
+// Shifts of integers by any number of bits, also by a negative one. Eager kernels and the interpreter of generated
+// kernels use them.
 #pragma once
 
 #include <concepts>
@@ -8,7 +8,7 @@
 
 namespace rondo::ops {
 
-// A b that is negative or not less than T's bits shifts all of them out.
+// Shifts by b bits. All bits are shifted out if b is negative, or at least the number of bits of T.
 template <std::integral T> constexpr T shift_left(T a, T b) {
   using U = std::make_unsigned_t<T>;
   constexpr U kBits = 8 * sizeof(T);
@@ -16,7 +16,7 @@ template <std::integral T> constexpr T shift_left(T a, T b) {
   const U shifted = static_cast<U>(static_cast<uint64_t>(static_cast<U>(a)) << (n & (kBits - 1)));
   return static_cast<T>(n < kBits ? shifted : U(0));
 }
-// Keeps the sign.
+// As shift_left, but to the right. Copies of the sign bit fill the upper bits.
 template <std::integral T> constexpr T shift_right(T a, T b) {
   using U = std::make_unsigned_t<T>;
   constexpr U kBits = 8 * sizeof(T);

@@ -32,7 +32,8 @@ constexpr OpDef kCopy = {
     .kind = OpKind::kOpaque,
     .infer = &copy_infer,
     .host = {&cpu::copy_kernel},
-    // Reads only the sizes of the target, so a recording that overwrites the target does not read it.
+    // Reads the sizes of the target but not its values, so a recording that overwrites the target does not read it
+    // first.
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           out[0] = cast(in[1].sizes() == in[0].sizes() ? in[1] : expand(in[1], in[0].sizes()), in[0].dtype());

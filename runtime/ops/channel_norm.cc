@@ -26,19 +26,19 @@ Dims dims_beside(int channels, int rank) {
     if (d != channels) dims.push_back(d);
   return dims;
 }
-// One number for each channel, (C), as an operand that broadcasts to x.
+// Reshapes one number for each channel, (C), so that it broadcasts to x.
 Tensor beside(const Tensor& t, int channels, int rank) {
   Dims sizes = Dims::filled(rank, 1);
   sizes[channels] = t.numel();
   return reshape(t, sizes);
 }
-// group_norm: all dimensions of (B, C, ...) but the first two.
+// For group_norm. Returns all dimensions of (B, C, ...) but the first two.
 Dims pixel_dims(int rank) {
   Dims dims;
   for (int d = 2; d < rank; ++d) dims.push_back(d);
   return dims;
 }
-// One number for each channel of each example, (B, C) or (1, C), as an operand that broadcasts to x (B, C, ...).
+// Reshapes one number for each channel of each example, (B, C) or (1, C), so that it broadcasts to x (B, C, ...).
 Tensor beside(const Tensor& t, int rank) {
   Dims sizes = t.sizes();
   if (sizes.rank() == 1) sizes.insert(0, 1);
@@ -102,7 +102,7 @@ bool has_no_values(std::span<const Tensor> in, int channel_dim, std::span<Tensor
 
 // ---- batch_norm
 
-// For batch_norm and its gradient. The first kImages inputs are images.
+// Runs batch_norm, or its gradient, on images in the layout channels last. The first kImages inputs are images.
 template <int kImages>
 void normalise_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                              std::span<Tensor> outputs) {
@@ -157,7 +157,7 @@ void decompose_batch_norm_grad(std::span<const Tensor> in, const Attrs& attrs, s
 
 // ---- group_norm: ints {groups}
 
-// (B, groups) -> (B, C)
+// Repeats the number of each group for all channels of the group: (B, groups) -> (B, C)
 Tensor per_channel(const Tensor& t, int64_t channels) {
   const int64_t batch = t.size(0), groups = t.size(1);
   if (groups == channels) return t;
@@ -168,7 +168,7 @@ Tensor per_group(const Tensor& t, int64_t groups) {
   return sum(reshape(t, {t.size(0), groups, t.size(1) / groups}), {2});
 }
 
-// The number of pixels of one example. Computed without the batch, which may be empty.
+// The number of pixels of one example. It is computed without the batch size, which may be 0.
 int64_t pixels(const Dims& x) {
   int64_t n = 1;
   for (int d = 2; d < x.rank(); ++d) n *= x[d];
@@ -228,15 +228,15 @@ template <class Spread> void channel_norm_grad(const GradContext& g, const OpDef
 
 }  // namespace
 
-// batch_norm's ints: {dimension}; none: 1.
+// Returns the dimension of the channels. It is the only integer of a batch_norm; without integers it is 1.
 int channel_dim(const Attrs& attrs) { return attrs.ints.empty() ? 1 : static_cast<int>(attrs.ints[0]); }
 VarAndMean channel_statistics(const Tensor& x, int channels) {
   return wide_statistics(x, dims_beside(channels, x.rank()));
 }
 
-// Ioffe and Szegedy, "Batch normalization" (2015). Inputs x, weight, bias (the last two may be undefined); ints:
-// {dimension of the channels}, none: 1; floats: {eps}. Outputs y, and mean and variance (C), which divides by the
-// number of values.
+// Ioffe and Szegedy, "Batch normalization" (2015). Inputs x, weight, bias (the last two may be undefined). ints:
+// {dimension of the channels}, or none for dimension 1; floats: {eps}. Outputs y, mean (C) and variance (C). The
+// variance divides by the number of values.
 constexpr OpDef kBatchNorm = {
     .name = "batch_norm",
     .kind = OpKind::kOpaque,
@@ -304,8 +304,8 @@ constexpr OpDef kGroupNormGrad = {
     .decompose = &decompose_group_norm_grad,
 };
 
-// ---- x scale + shift. x is the last input, and its dtype selects the scalar body: scale and shift
-// have its compute dtype.
+// ---- x scale + shift. Inputs scale, shift, x. x is the last input, because the dtype of the last input selects the
+// scalar body. scale and shift have the compute dtype of x.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Shared by batch_norm's definition and its kernels.
+// Statistics and attributes of batch_norm, which its definition and its kernels share.
 #pragma once
 
 #include "rondo/runtime/ops/ops.h"

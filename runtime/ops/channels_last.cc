@@ -13,7 +13,7 @@ bool is_channels_last(const Dims& sizes, const Dims& strides) {
   int64_t least = 0;
   for (int d : {1, 3, 2, 0}) {
     if (sizes[d] == 0 || strides[d] < least) return false;
-    // An image of one pixel is channels last only by the stride of its batch.
+    // If C, H and W are 1 and have equal strides, both layouts fit. As in PyTorch, this counts as the usual layout.
     if (d == 0 && least == strides[1]) return false;
     least = strides[d] * std::max<int64_t>(sizes[d], 1);
   }
@@ -59,12 +59,12 @@ bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, co
     if (mask >> d & 1) moved.ints[0] |= int64_t{1} << dim_at_back(d);
   call(op, {{channels_to_back(inputs[0]), inputs[0].where}}, moved, outputs);
   for (Tensor& output : outputs) {
-    if (!is_floating(output.dtype())) return false;  // results are indices of elements
+    if (!is_floating(output.dtype())) return false;  // results are indices, which depend on the layout
     if (keepdim) {
       output = channels_to_front(output).contiguous();
       continue;
     }
-    // The dimensions that are left, in their order.
+    // Brings the dimensions that are left into their order in (B, C, H, W).
     Dims order;
     for (int d = 0; d < kRank; ++d) {
       if (mask >> d & 1) continue;
@@ -99,7 +99,8 @@ bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
 }
 
 bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
-  // A clone is dense in the usual layout (Tensor::to keeps the layout itself).
+  // The op of trait Convert also makes clones, which are dense in the usual layout. Tensor::to() keeps the layout
+  // channels last without this function.
   if (op.is<trait::Convert>() || elements_have_an_order(op)) return false;
   const Tensor* first = nullptr;
   Dims sizes;

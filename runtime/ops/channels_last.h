@@ -13,8 +13,9 @@
 
 namespace rondo {
 
-// Note [Channels last]. True if a tensor (B, C, H, W) lies in memory as (B, H, W, C), as PyTorch decides it: the
-// channels are next to each other, and no dimension of size 1 lets it pass for the usual layout.
+// Note [Channels last]. True if a tensor (B, C, H, W) lies in memory as (B, H, W, C). The test is that of PyTorch: the
+// strides do not decrease in the order C, W, H, B, not even those of dimensions of size 1. If C, H and W are 1 and have
+// equal strides, the tensor has the usual layout.
 bool is_channels_last(const Dims& sizes, const Dims& strides);
 // The strides of a dense tensor (B, C, H, W) that is channels last.
 Dims channels_last_strides(const Dims& sizes);
@@ -29,10 +30,11 @@ Tensor channels_to_front(const TensorArg& x);
 Tensor result_to_front(const Tensor& result, std::source_location where);
 // Where dimension `dim` of (B, C, H, W) is in (B, H, W, C).
 constexpr int dim_at_back(int dim) { return dim == 0 ? 0 : dim == 1 ? 3 : dim - 1; }
-// x, or a copy of it with these strides: those of a dense tensor, or of a dense one that is channels last.
+// Returns x with these strides, copied if necessary. They are those of a dense tensor in the usual layout or in
+// channels last.
 Tensor with_dense_strides(const Tensor& x, const Dims& strides);
 
-// For call(): whether an elementwise op's result is channels last, and the call of such an op.
+// For call(): tells whether the results of an elementwise op are channels last, and makes the call of such an op.
 bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs);
 void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs);
@@ -40,9 +42,9 @@ void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
 // channels last, too. Returns false, and makes no call, if the op does not keep the layout.
 bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs);
-// OpDef::channels_last of ops whose usual call keeps the layout by itself.
+// The value of OpDef::channels_last for ops whose usual call keeps the layout.
 void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs);
-// A fast test: false if results_are_channels_last() is false for certain.
+// A fast test to run first: if it returns false, results_are_channels_last() would return false, too.
 inline bool may_be_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
   if (op.kind != OpKind::kElementwise) return false;
   for (const TensorArg& input : inputs) {

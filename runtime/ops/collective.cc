@@ -57,7 +57,8 @@ void all_reduce_kernel(const KernelContext& c) {
   CollectiveScope::all_reduce_sum(c.attrs.ints[0], c.out());
 }
 
-// ints: {Communicator::id()}. Every rank's loss depends on the sum, so an element's gradient is the sum over the ranks.
+// ints: {Communicator::id()}. The loss of every rank depends on the sum, so the gradient of an element is the sum of
+// the gradients that arrive on all ranks.
 constexpr OpDef kAllReduceSum = {
     .name = "all_reduce_sum",
     .kind = OpKind::kOpaque,

@@ -96,7 +96,7 @@ template <> struct UnsignedOf<2> { using type = uint16_t; };
 template <> struct UnsignedOf<4> { using type = uint32_t; };
 template <> struct UnsignedOf<8> { using type = uint64_t; };
 
-// Without a branch: branches on an irregular condition are slow.
+// Chooses without a branch, because branches on an irregular condition are slow.
 template <class T> T chosen(bool condition, T a, T b) {
   const T mask = static_cast<T>(-static_cast<T>(condition));
   return static_cast<T>((a & mask) | (b & static_cast<T>(~mask)));
@@ -133,7 +133,8 @@ constexpr OpDef kWhere = {
     .lower = [](LoopBuilder& b) { b.output(0, scalar::select(b.input(0), b.input(1), b.input(2))); },
 };
 
-// Inputs condition, x. floats: {the number}, which the result has where the condition is kNumber.
+// Inputs condition, x. floats: {the number}. Where the condition equals kNumber, the result is the number; elsewhere it
+// is x.
 template <bool kNumber> struct NumberWhereImpl {
   static void infer(InferContext& c) {
     Dims sizes;
@@ -202,7 +203,8 @@ Tensor where(TensorArg condition, TensorArg a, TensorArg b) {
 }
 
 namespace {
-// `x` and a number of its dtype: `op` (kWhereScalar or kMaskedFill) says which of the two the condition chooses.
+// Chooses between the elements of `x` and a number, which is converted to x's dtype. Where the condition is true,
+// kMaskedFill takes the number, and kWhereScalar takes x.
 Tensor choose(const OpDef& op, TensorArg condition, TensorArg x, Scalar s) {
   if (is_exact_attribute(s)) return call(op, {condition, x}, number_attrs(s, x.tensor.dtype()));
   const Tensor number = number_tensor(s, x.tensor.sizes(), {x.tensor.dtype(), x.tensor.device()});

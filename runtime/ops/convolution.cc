@@ -4,8 +4,8 @@
 // conv2d_grad_weight(g, x) that of w. All three are linear in each operand, and the gradient of each is made of the
 // other two. A transposed convolution is conv2d_grad_input.
 //
-// Results lie in memory as PyTorch's do: channels last where an operand (B, C, H, W) is, see Note [Channels last]. The
-// bits do not depend on the layout.
+// Results have the layout that PyTorch gives them: channels last if an operand (B, C, H, W) is channels last (Note
+// [Channels last]). Their bits do not depend on the layout.
 //
 // On CUDA, cuDNN serves f32, bf16 and f16. Calls for which it has no plan, calls in f64, and all calls if there is no
 // cuDNN run as the ops of `decompose`.
@@ -38,7 +38,7 @@ Attrs Convolution::attrs(Extent size) const {
 
 namespace {
 
-// "[3, 3]", or "3" for a convolution over one dimension.
+// Formats an extent: "[3, 3]", or "3" for a convolution over one dimension.
 std::string text(Extent e, int spatial) {
   return spatial == 1 ? absl::StrCat(e[1]) : absl::StrCat("[", e[0], ", ", e[1], "]");
 }
@@ -49,7 +49,7 @@ namespace {
 // True if a number is below `least`, or so large that sums of a few products could overflow.
 constexpr int64_t kMost = int64_t{1} << 30;
 bool outside(Extent e, int64_t least) { return std::min(e[0], e[1]) < least || std::max(e[0], e[1]) > kMost; }
-// The message for numbers that are outside(). `too_small`: its text for numbers below their least value.
+// Returns the message for numbers that are outside(). `too_small`: the text for numbers below the least value.
 std::string outside_text(const char* what, const char* too_small, Extent e, int spatial) {
   const bool large = std::max(e[0], e[1]) > kMost;
   return absl::StrCat("the ", what, " ", large ? absl::StrCat("may be at most ", kMost) : too_small, ", it is ",
@@ -99,7 +99,7 @@ Convolution checked(InferContext& c, size_t n_ints) {
   c.require_same_dtype(0, 1);
   return Convolution::of(c.attrs());
 }
-// Fails unless `grad` is what a convolution of x with weight gives.
+// Fails unless x can be convolved with weight and, if `grad` is given, the result has the sizes `grad`.
 void check_shapes(InferContext& c, const Convolution& conv, const Dims& x, const Dims& weight, const Dims* grad) {
   if (const std::string problem = conv.problem(x, weight); !problem.empty()) c.fail(problem);
   const Dims y = {x[0], weight[0], conv.output_size(0, x[2], weight[2]), conv.output_size(1, x[3], weight[3])};
@@ -118,7 +118,7 @@ void result(InferContext& c, const Dims& sizes) {
 
 Tensor widened(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 
-// Zeros with `part` at the indices begin, begin + step, ... of a dimension.
+// Returns zeros, with `size` elements along `dim`, and `part` at the indices begin, begin + step, ...
 Tensor among_zeros(const Tensor& part, int64_t dim, int64_t size, int64_t begin, int64_t step) {
   if (part.size(dim) == size) return part;
   Dims sizes = part.sizes();
@@ -144,7 +144,7 @@ struct Parts {
   Tensor pad(const Tensor& x) const {
     return among_zeros(among_zeros(x, 2, padded[0], conv.before[0], 1), 3, padded[1], conv.before[1], 1);
   }
-  // What element (i, j) of the kernel reads of padded x: (B, G, C / G, pixels).
+  // Returns the pixels of padded x that element (i, j) of the kernel reads: (B, G, C / G, pixels).
   Tensor read(const Tensor& padded_x, int64_t i, int64_t j) const {
     Tensor part = padded_x;
     const Extent at = {i, j};
@@ -154,19 +154,19 @@ struct Parts {
     }
     return reshape(part, {B, conv.groups, C / conv.groups, pixels()});
   }
-  // The gradient of read(), for all of padded x.
+  // The gradient of read(): its result has the size of all of padded x.
   Tensor read_grad(const Tensor& grad, int64_t i, int64_t j) const {
     Tensor part = reshape(grad, {B, C, output[0], output[1]});
     const Extent at = {i, j};
     for (int d = 1; d >= 0; --d) part = among_zeros(part, 2 + d, padded[d], at[d] * conv.dilation[d], conv.stride[d]);
     return part;
   }
-  // (G, O / G, C / G)
+  // Returns element (i, j) of the kernel: (G, O / G, C / G).
   Tensor weight_at(const Tensor& weight, int64_t i, int64_t j) const {
     return reshape(select(select(weight, 3, j), 2, i), {conv.groups, O / conv.groups, C / conv.groups});
   }
   Tensor by_group(const Tensor& grad) const { return reshape(grad, {B, conv.groups, O / conv.groups, pixels()}); }
-  // fn(i, j) for each element of the kernel.
+  // Calls fn(i, j) for each element of the kernel.
   template <class F> void each(F fn) const {
     for (int64_t i = 0; i < kernel[0]; ++i)
       for (int64_t j = 0; j < kernel[1]; ++j) fn(i, j);
@@ -212,8 +212,9 @@ constexpr OpDef kConv2d = {
           if (g.needs(0)) g.set(0, call(kConv2dGradInput, {g.grad_out(), g.input(1)}, conv.attrs({x[2], x[3]})));
           if (g.needs(1)) {
             const Tensor grad = call(kConv2dGradWeight, {g.grad_out(), g.input(0)}, conv.attrs({w[2], w[3]}));
-            // The gradient gets the weight's layout only if x's gradient is wanted: otherwise eager execution has not
-            // saved the weight, and a region, which always has it, must give the same layout.
+            // The gradient gets the weight's layout only if x's gradient is wanted, too. If it is not wanted, eager
+            // execution has not saved the weight and does not know its layout. A region always has the weight, but must
+            // give the same layout.
             const bool last = g.needs(0) && lies_channels_last(g.input(1));
             g.set(1, last ? with_dense_strides(grad, channels_last_strides(w)) : grad);
           }
@@ -347,7 +348,7 @@ void pad(Convolution& conv, const ConvPadding<N>& p, Extent kernel, const char* 
       fail(op, x, weight, absl::StrCat("padding that keeps the size needs stride 1, it is ", conv.stride[at]));
     const int64_t all = conv.reach(at, kernel[at]) - 1;
     conv.before[at] = all / 2;
-    conv.after[at] = all - all / 2;  // as in PyTorch, the odd one is at the end
+    conv.after[at] = all - all / 2;  // as in PyTorch, the odd zero is at the end
   }
 }
 // (B, C, W) as (B, C, 1, W).

@@ -35,11 +35,11 @@ struct Convolution {
   int64_t output_size(int dim, int64_t input, int64_t kernel) const {
     return (input + before[dim] + after[dim] - reach(dim, kernel)) / stride[dim] + 1;
   }
-  // Describes what is wrong with these parameters alone; empty if nothing is. If nothing is, no sum of them overflows.
-  // `spatial`: 1 if messages speak of widths only.
+  // Describes what is wrong with these parameters alone. Returns an empty string if nothing is wrong; then no sum of
+  // the parameters overflows. `spatial`: 1 if messages speak of widths only.
   std::string own_problem(int spatial = 2) const;
-  // Describes what is wrong with these parameters, or with them for x of these sizes (B, C, H, W) and a weight (O, C /
-  // groups, kh, kw); empty if nothing is.
+  // Describes what is wrong with these parameters, or with their use for x of these sizes (B, C, H, W) and a weight (O,
+  // C / groups, kh, kw). Returns an empty string if nothing is wrong.
   std::string problem(const Dims& x, const Dims& weight, int spatial = 2) const;
 };
 

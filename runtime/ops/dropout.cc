@@ -42,7 +42,7 @@ constexpr OpDef kDropout = {
 Attrs dropout_attrs(SymFloat p, int64_t increment) {
   const FloatingPointScope floating_point;
   p = floating_point.here(p);
-  return {.ints = {increment}, .floats = {p, p < 1 ? 1 / (1 - p) : SymFloat(0)}};  // DropoutRule
+  return {.ints = {increment}, .floats = {p, p < 1 ? 1 / (1 - p) : SymFloat(0)}};  // as DropoutRule::factor
 }
 
 void check_random_state(InferContext& c, int state) {

@@ -101,7 +101,8 @@ Tensor divisor(TensorArg a, Scalar s) {
   const DType dtype = is_floating(a.tensor.dtype()) ? compute_dtype(a.tensor.dtype()) : kF32;
   return number_tensor(s.real(), {}, {dtype, a.tensor.device()});
 }
-// 1 / s is as good as a division by s, unless it leaves the range of f32.
+// True if a product with 1 / s can replace the division by s. It cannot if 1 / s leaves the range of f32. For an s that
+// is 0, infinite or NaN both give the same result.
 bool has_inverse(SymFloat s) {
   const SymFloat size = max(s, -s);
   return s == 0 || !isfinite(s) || (size > 0x1p-126 && size < 0x1p126);

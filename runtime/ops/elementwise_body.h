@@ -74,7 +74,7 @@ template <class Out, class... In, class Compute>
         }
       }
       if constexpr (sizeof...(I) == 3) {
-        // Each input is a row or one value per row: where(mask, x, 0).
+        // Each input is a row, or one value per row, as in where(mask, x, 0).
         const auto of_kind = [&]<unsigned kMoving>(std::integral_constant<unsigned, kMoving>) {
           if (out_stride != 1 || !((strides[I] == (kMoving >> I & 1u)) && ...)) return false;
           for (int64_t i = 0; i < n; ++i)

@@ -53,7 +53,7 @@ constexpr OpDef kEmbeddingGradOnto = {
 
 namespace {
 
-// Inputs table (V, C), indices: a row for each index.
+// Infers the output (..., C) for inputs table (V, C), indices (...): one row for each index.
 void rows_infer(InferContext& c) {
   if (c.sizes(0).rank() != 2) c.fail("the table must have shape (V, C)");
   if (c.dtype(1) != kI64) c.fail("indices must be i64");
@@ -62,7 +62,7 @@ void rows_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 void rows_grad(const GradContext& g) {
-  if (autograd::offer_rows(g.grad_out(), g.input(1))) return;  // the total stays as it is
+  if (autograd::offer_rows(g.grad_out(), g.input(1))) return;  // the leaf took the rows
   Tensor total = g.take_total(0);
   if (!total.defined())
     return g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));

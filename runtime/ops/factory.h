@@ -7,10 +7,10 @@
 
 namespace rondo::ops {
 
-// Element i of n is first + i * step, in i64 (`whole`) or f64, converted. Takes no operand, or an f64 scalar that only
-// says on which device the result lies. ints: {-dtype, n, whole}; the dtype is negated, so that a compiler can take
-// only n for a size. floats: {first, step}. If these are integers and one is not exact as a double, both follow in
-// ints, too, and the call is never recorded.
+// Element i of n is first + i * step, computed in i64 (`whole`) or f64 and then converted. Takes no operand, or an f64
+// scalar that only says on which device the result lies. ints: {-dtype, n, whole}. The dtype is negated, so that a
+// compiler cannot mistake it for a size: only n is one. floats: {first, step}. If these are integers and one of them is
+// not exact as a double, both follow in ints, too, and the call is never recorded.
 extern const OpDef kArange;
 // Returns the number of elements from `first` on that lie before `end`. Throws Error unless all are finite and `step`
 // leads towards `end`.
@@ -20,12 +20,12 @@ int64_t arange_size(double first, double end, double step, std::source_location 
 // Returns the attributes of kArange for n elements of `dtype`. Elements of integer dtypes are computed in i64.
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
 
-// Every element is the value, converted. Takes no operand, or an f64 scalar that only says on which device
-// the result lies. ints: {-dtype, sizes...}, with the dtype negated as in kArange; floats: {value}. kZeros: the same
-// for 0, no floats.
+// Every element is the value, converted. Takes no operand, or an f64 scalar that only says on which device the result
+// lies. ints: {-dtype, sizes...}, with the dtype negated as in kArange; floats: {value}. kZeros has the value 0 and no
+// floats.
 extern const OpDef kFilled, kZeros;
-// Calls kFilled or kZeros. Returns an undefined tensor if the call is never recorded: for a scalar, which would be a
-// launch of its own, and for an integer that is not exact as a double.
+// Calls kFilled or kZeros. Returns an undefined tensor for calls that are never recorded: for a scalar, which would be
+// a kernel launch of its own, and for an integer that is not exact as a double.
 Tensor record_filled(const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options);
 
 // Returns a tensor with this number, in options.dtype, as an operand that broadcasts to `sizes`. It is 0-dim; while a

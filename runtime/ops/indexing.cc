@@ -66,8 +66,8 @@ Tensor index_operand(const char* op, TensorArg index) {
 
 // ---- Gather and scatter
 
-// The check of a lookup's indices, which `decompose` makes an op of its own (Note [Checks are effects]): index (any
-// shape, i64) must lie in [0, size). Output: a bool that nothing reads. ints: {size, Lookup}
+// Checks the indices of a lookup. A `decompose` makes this check an op of its own (Note [Checks are effects]). index
+// (any shape, i64) must lie in [0, size). Output: a bool that nothing reads. ints: {size, Lookup}
 constexpr OpDef kCheckIndices = {
     .name = "check_indices",
     .kind = OpKind::kOpaque,
@@ -97,8 +97,8 @@ void check_indices(const Tensor& index, int64_t size, Lookup lookup) {
   call(kCheckIndices, {index}, {.ints = {size, static_cast<int64_t>(lookup)}});
 }
 
-// Inputs values, index (of one shape), perhaps x: adds each values[i] at index[i] to x, or to zeros if there is no x.
-// ints: {dim, sizes of the result...}.
+// Inputs values, index (both of one shape), and perhaps x. Adds each values[i] at index[i] to x, or to zeros if there
+// is no x. ints: {dim, sizes of the result...}.
 constexpr OpDef kScatterSum = {
     .name = "scatter_add",
     .kind = OpKind::kOpaque,
@@ -138,7 +138,8 @@ void gather_grad(const GradContext& g) {
 
 }  // namespace
 
-// Inputs x, index: gather, of indices that were checked. Part of decompositions: it fuses with its neighbours.
+// Inputs x, index. As kGather, but the indices are already checked. Decompositions call it, because it fuses with its
+// neighbours.
 constexpr OpDef kPick = {
     .name = "pick",
     .kind = OpKind::kElementwise,
@@ -328,7 +329,7 @@ Tensor cumsum(TensorArg x, int64_t dim) {
   return call(kCumsum, {x}, {.ints = {dim_of("cumsum", x.tensor, dim, x.where), 0}});
 }
 
-// ---- Orders. These give indices; values follow from gather, which carries the gradient.
+// ---- Orders. These ops return indices. Public functions read the values with gather, which has the gradient.
 
 namespace {
 

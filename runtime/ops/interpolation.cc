@@ -76,7 +76,7 @@ struct TapTensors {
     width = r.width;
     const Tensor i = Tensor::arange(size, {kI64, like.device()}), at = i.to(kF64);
     if (width == 1) {
-      // Both are below 2^53, so the quotient does not round up to the next integer.
+      // i * from and size are below 2^53, so the quotient does not round up to the next integer.
       pixel = ((i * from).to(kF64) / static_cast<double>(size)).to(kI64).view({1, size});
       return;
     }
@@ -159,7 +159,7 @@ void require_sizes(const Dims& x, Extent size, absl::FunctionRef<void(const std:
   }
 }
 
-// An image of the size that the attributes name, in the layout of input 0.
+// The result is an image of the size that the attributes name, in the layout of input 0.
 void infer_resized(InferContext& c) {
   c.require_floating(0);
   const Dims& x = c.sizes(0);

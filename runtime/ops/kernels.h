@@ -20,7 +20,7 @@ void elementwise_kernel(const KernelContext& context);
 // fraction; a value out of range becomes the nearest number of the integer type, NaN becomes 0. A u8 gets the low
 // byte of the value as i64.
 void cast_kernel(const KernelContext& context);
-// Input 1 -> output 0, likewise.
+// Input 1 -> output 0, converted as by cast_kernel; the input broadcasts.
 void copy_kernel(const KernelContext& context);
 
 // Copies input 0 to output 0, unless they share memory. Then writes input 1, or a number, into a window
@@ -70,8 +70,9 @@ std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& contex
 // y (..., out) = x (..., in) w(out, in)^T + bias
 void linear_kernel(const KernelContext& context);
 std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
-// Measured: an f32 sum has the bits of the separate op, an activation has not. A bf16 result is rounded once instead of
-// twice, or not at all if it is widened.
+// True if a product can apply these epilogues itself (AbsorbsFn in op.h). Measured: adding a tensor in f32 gives the
+// bits of the separate op, an activation does not. A bf16 result is rounded once instead of twice, or not at all if it
+// is widened.
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
 
 // convolution.cc: ints of a Convolution (ops/convolution.h), and the size of a gradient
@@ -133,8 +134,8 @@ void topk_kernel(const KernelContext& context);     // ints {k, dim, largest}
 void cross_entropy_kernel(const KernelContext& context);
 // grad, logits, target, logsumexp -> dlogits (N, V)
 void cross_entropy_grad_kernel(const KernelContext& context);
-// x (N, C), weight (V, C), bias (V) or undefined, target (N) -> loss (scalar or N), dx, dweight, dbias: those that are
-// wanted, for a gradient of 1 at the loss
+// x (N, C), weight (V, C), bias (V) or undefined, target (N) -> loss (scalar or N), and those of dx, dweight, dbias
+// that are wanted. They are the gradients for a gradient of 1 at the loss.
 void linear_cross_entropy_kernel(const KernelContext& context);
 // grad (as the loss), x, weight, bias, target -> dx, dweight, dbias: those that are wanted
 void linear_cross_entropy_grad_kernel(const KernelContext& context);

@@ -54,11 +54,11 @@ inline Tensor wanted_gradient(const KernelContext& context, int operand, int fir
   return LinearLossAttrs(context.attrs).wants(operand) ? context.out(first + operand) : Tensor();
 }
 
-// Makes memory reports count the gradients that the forward computes as gradients.
+// Marks outputs 1 to 3 as gradients for memory reports, because the forward computes these gradients.
 inline void count_gradients(const KernelContext& context) {
   for (int i = 1; i < 4; ++i) {
     const Tensor& gradient = context.out(i);
-    // In a region it may share an arena with other tensors.
+    // In a region the gradient may share an arena with other tensors.
     if (gradient.nbytes() > 0 && gradient.storage().bytes() == static_cast<size_t>(gradient.nbytes()))
       gradient.storage().set_purpose(Purpose::kGradients);
   }

@@ -8,7 +8,7 @@ namespace rondo::ops {
 
 // The op whose indices are checked. kCheckIndices has it as an attribute.
 enum class Lookup : int64_t { kEmbedding, kIndexSelect, kGather, kScatterAdd, kEmbeddingGrad };
-// For messages.
+// How error messages name a lookup.
 struct LookupName {
   const char* op;
   bool at_position;  // the message tells the position
@@ -16,8 +16,8 @@ struct LookupName {
 LookupName lookup_in(int64_t lookup);
 LookupName lookup_of(const Attrs& checks);  // `checks`: the attributes of a kCheckIndices
 
-// As index_select, but not dense: the result lies in memory with dimension `dim` first. For callers that use the result
-// up at once.
+// As index_select, but the result is not dense: it lies in memory with dimension `dim` first. For callers that consume
+// the result at once.
 Tensor select_slices(const TensorArg& x, int dim, const TensorArg& index);
 
 // The gradient of a lookup: total (V, C) += rows (..., C) at indices (...), in the order of the indices; in place.

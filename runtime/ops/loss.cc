@@ -154,8 +154,9 @@ void decompose_linear_cross_entropy(std::span<const Tensor> in, const Attrs& att
 }
 
 // Adds to `grads` the contribution of gradients that arrive at the saved gradients. Let P be the gradient of the loss
-// by the logits: dx = P W, dweight = P^T x and dbias = P^T 1. Q is the gradient that arrives at P by these. The
-// derivative of P by the logits is weight (diag(p) - p p^T) in each row.
+// by the logits: dx = P W, dweight = P^T x and dbias = P^T 1. Q is the gradient that arrives at P through dx, dweight
+// and dbias. In each row, the derivative of P by the logits is weight (diag(p) - p p^T), where p is the softmax and
+// `weight` is the row's weight in the loss.
 void add_second_order(const GradContext& g, Tensor (&grads)[kOperands]) {
   const Tensor in[] = {g.input(0), g.input(1), g.input(2), g.input(3)};
   const WholeHead head(in, g.attrs());
@@ -243,12 +244,12 @@ constexpr OpDef kLinearCrossEntropyGrad = {
     .checks = true,
 };
 
-// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (LinearLossAttrs).
-// The forward has the logits, so computing the gradients there costs two products. A backward would need a third
-// product to compute the logits again: a third of the head's time in training. The gradient that arrives at a
-// scalar loss only scales these gradients, as in Hsu et al., "Liger Kernel" (2024). In two cases the backward
-// computes the gradients: for kNone, where scaling is not enough, and for f16, where a loss scale must be applied
-// before gradients are rounded.
+// Inputs x, weight, bias, target; outputs the loss, and its gradients: those that are wanted (LinearLossAttrs). The
+// forward has the logits, so computing the gradients in the forward costs two products. A backward would need a third
+// product to compute the logits again: a third of the head's time in training. The gradient that arrives at a scalar
+// loss only scales these gradients, as in Hsu et al., "Liger Kernel" (2024). In two cases the backward computes the
+// gradients: for kNone, where scaling is not enough, and for f16, where a loss scale must be applied before gradients
+// are rounded.
 constexpr OpDef kLinearCrossEntropy = {
     .name = "linear_cross_entropy",
     .kind = OpKind::kOpaque,

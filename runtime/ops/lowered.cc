@@ -19,7 +19,7 @@ LoweredCopy& copy_of(const Storage& storage) {
              : *static_cast<LoweredCopy*>(other);
 }
 
-// Memory for a copy of the parameter: the present copy's memory if nothing else holds it.
+// Returns memory for a copy of the parameter: that of the present copy if nothing else holds it.
 Storage memory_for(const LoweredCopy& copy, const Tensor& parameter, DType dtype) {
   const auto bytes = static_cast<size_t>(parameter.numel()) * size_of(dtype);
   if (copy.data && copy.data.is_unique() && copy.data.bytes() == bytes) return copy.data;
@@ -48,7 +48,7 @@ Tensor lowered(const Tensor& parameter, DType dtype) {
   std::lock_guard lock(copy.mutex);
   const uint32_t version = parameter.version();
   if (!copy.data || copy.dtype != dtype || copy.version != version) {
-    // A tape may still hold the copy of an earlier version.
+    // A tape may still hold the copy of an earlier version. Then memory_for() allocates new memory.
     Storage data = memory_for(copy, parameter, dtype);
     copy.data = Storage();  // if the next line throws, there is no copy
     as_tensor(data, parameter, dtype).copy_(parameter.detach());

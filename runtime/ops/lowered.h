@@ -11,7 +11,7 @@
 
 namespace rondo::amp {
 
-// True if `tensor` keeps such a copy: a contiguous f32 leaf that requires grad and fills its storage.
+// True if `tensor` keeps a 16-bit copy: it is a contiguous f32 leaf that requires grad and fills its storage.
 bool keeps_copy(const Tensor& tensor);
 // `parameter` in `dtype` (bf16 or f16), without history. A tensor that keeps no copy is converted on each call. Callers
 // share the memory, so the result must not be written to.

@@ -6,7 +6,7 @@
 namespace rondo::ops {
 namespace {
 
-// A gradient that is 0 everywhere, whatever the input and the incoming gradient hold.
+// Returns zeros as the gradient of input i, even if the input or the incoming gradient is infinite or NaN.
 Tensor zeros_for(const GradContext& g, int i) {
   return expand(Tensor::zeros({}, {g.input_dtype(i), g.grad_out().device()}), g.input_sizes(i));
 }
@@ -192,7 +192,7 @@ Tensor log1p(TensorArg x) { return call_floating(kLog1p, x); }
 Tensor expm1(TensorArg x) { return call_floating(kExpm1, x); }
 Tensor pow(TensorArg x, Scalar exponent) {
   require_defined("pow", x);
-  // A product, because the kernel for other exponents takes a logarithm.
+  // The square is a product, because the kernel for other exponents takes a logarithm, which costs more.
   if (is_floating(x.tensor.dtype()) && exponent.real() == 2.0) {
     const bool widens = amp::autocast_dtype() && is_low_precision(x.tensor.dtype());  // as kPowScalar does
     const Tensor base = widens ? x.tensor.to(kF32, x.where) : x.tensor;

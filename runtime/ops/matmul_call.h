@@ -84,7 +84,7 @@ MatmulPlan plan_matmul(const KernelContext& context);
 MatmulPlan plan_linear(const KernelContext& context);
 
 // Runs a call of matmul or linear: calls run(call, operands) for each product, in order. Operands whose strides no
-// library can read are copied first. Without an inner dimension there is no product: the result is the bias, or 0.
+// library can read are copied first. If the inner dimension is 0, there is no product: the result is the bias, or 0.
 void run_products(const KernelContext& context, MakeMatmulPlan make_plan,
                   absl::FunctionRef<void(const MatmulCall&, const MatmulOperands&)> run);
 

@@ -14,7 +14,7 @@ Dims row_sizes(const Dims& sizes) {
   rows[rows.rank() - 1] = 1;
   return rows;
 }
-// All dimensions but the last.
+// Returns all dimensions but the last.
 Dims leading_dims(int rank) {
   Dims dims;
   for (int i = 0; i + 1 < rank; ++i) dims.push_back(i);
@@ -28,8 +28,8 @@ Tensor widened(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 Tensor sum_leading(const Tensor& t) {
   return t.rank() > 1 ? sum(t, leading_dims(t.rank())) : sum(unsqueeze(t, 0), {0});
 }
-// a + b, or b if `a` is undefined. Adds to dx the part from a gradient of the saved statistics, which occurs
-// only in second derivatives.
+// Returns a + b, or b if `a` is undefined. Callers add to dx the part that comes from a gradient of the saved
+// statistics, which occurs only in second derivatives.
 Tensor plus(const Tensor& a, const Tensor& b) { return a.defined() ? a + b.to(a.dtype()) : b; }
 
 void same_as_input(InferContext& c) {
@@ -172,7 +172,7 @@ constexpr OpDef kRMSNormGrad = {
 
 namespace {
 
-// The largest element of each line. For lines without elements it is 0, which nothing reads.
+// Returns the largest element of each line along `dim`. If a line has no elements, returns 0, which nothing reads.
 Tensor top_of_lines(const Tensor& x, int64_t dim) {
   return x.size(dim) == 0 ? sum(x, {dim}, true) : max(x, {dim}, true);
 }

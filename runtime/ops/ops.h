@@ -83,8 +83,8 @@ Tensor bitwise_and(TensorArg a, Scalar b);
 Tensor bitwise_or(TensorArg a, Scalar b);
 Tensor bitwise_xor(TensorArg a, Scalar b);
 Tensor bitwise_not(TensorArg x);
-// a shifted by b bits; for integers only. Bits that leave the dtype are lost. shift_right keeps the sign. A b that is
-// negative or not less than the dtype's bits shifts all of them out.
+// a shifted by b bits; for integers only. Bits that leave the dtype are lost. shift_right keeps the sign. If b is
+// negative, or at least the number of bits of the dtype, all bits are shifted out.
 Tensor shift_left(TensorArg a, TensorArg b);
 Tensor shift_right(TensorArg a, TensorArg b);
 Tensor shift_left(TensorArg a, Scalar b);
@@ -98,7 +98,7 @@ Tensor where(TensorArg condition, TensorArg a, TensorArg b);
 Tensor where(TensorArg condition, TensorArg a, Scalar b);
 Tensor where(TensorArg condition, Scalar a, TensorArg b);
 Tensor where(TensorArg condition, Scalar a, Scalar b);
-// x, but `value` where mask (bool, broadcast to x) is true; converted to x's dtype as by fill_.
+// `value` where mask (bool, broadcast to x) is true, x elsewhere. The value is converted to x's dtype as by fill_.
 Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value);
 Tensor cast(TensorArg x, DType dtype);         // always a dense copy
 Tensor to_device(TensorArg x, Device device);  // as Tensor::to(Device)
@@ -113,7 +113,7 @@ void sub_(TensorArg a, Scalar s);
 void mul_(TensorArg a, Scalar s);
 void div_(TensorArg a, Scalar s);
 void copy_(TensorArg target, TensorArg source);  // broadcasts and converts
-void fill_(TensorArg target, Scalar value);      // cuts the fraction for an integer target; must be in its range
+void fill_(TensorArg target, Scalar value);      // an integer target drops the fraction; the value must be in its range
 
 // ---- Views (view.cc): no data moves.
 Tensor view(TensorArg x, const Dims& sizes);     // one size may be -1; throws if the strides do not allow it
@@ -126,7 +126,7 @@ Tensor slice(TensorArg x, int64_t dim, Slice range);
 Tensor squeeze(TensorArg x, int64_t dim);
 Tensor unsqueeze(TensorArg x, int64_t dim);
 Tensor flatten(TensorArg x, int64_t first = 0, int64_t last = -1);
-// Parts of `size` along `dim`; the last may be shorter. Any number of parts is one call, and so is their gradient.
+// Parts of `size` along `dim`; the last may be shorter. One op makes all parts, and one op makes their gradient.
 std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim);
 // As split, into `n` parts; their size is rounded up, and last parts that would be empty are left out.
 std::vector<Tensor> chunk(TensorArg x, int64_t n, int64_t dim);
@@ -146,12 +146,12 @@ Tensor stack(std::initializer_list<Tensor> parts, int64_t dim = 0,
 Tensor tril(TensorArg x, int64_t diagonal = 0);
 Tensor triu(TensorArg x, int64_t diagonal = 0);
 
-// `index`, an operand of `op`, as i64. Throws Error unless it is i64 or i32. For functions that take indices.
+// Converts `index`, an operand of `op`, to i64. Throws Error unless it is i64 or i32. For functions that take indices.
 Tensor index_operand(const char* op, TensorArg index);
 
 // ---- Elements by index (indexing.cc). Indices are i64 or i32. An index that is negative or out of range is an error.
-// This holds for all arguments that are indices: token ids, targets, positions. gather: out[i][j] = x[index[i][j]][j]
-// for dim 0, and so on. index may be smaller than x in the other dimensions.
+// This holds for all arguments that are indices: token ids, targets, positions.
+// gather: for dim 0, out[i][j] = x[index[i][j]][j], and so on. In the other dimensions index may be smaller than x.
 Tensor gather(TensorArg x, int64_t dim, TensorArg index);
 // x with source written where gather would read. If indices are equal, the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
@@ -210,8 +210,8 @@ Tensor matmul(TensorArg a, TensorArg b);
 // x (..., in), weight (out, in), bias (out) or undefined -> x weight^T + bias (..., out).
 Tensor linear(TensorArg x, TensorArg weight, TensorArg bias);
 
-// ---- Convolutions (convolution.cc). x (B, C, H, W) and weight (O, C / groups, kh, kw) may be channels last, that is
-// lie in memory as (B, H, W, C); then the result does, too. Spatial: a number for each spatial dimension, or one for
+// ---- Convolutions (convolution.cc). x (B, C, H, W) and weight (O, C / groups, kh, kw) may be channels last: they then
+// lie in memory as (B, H, W, C), and so does the result. Spatial holds a number for each spatial dimension, or one for
 // all: {2, 1}, or 2.
 template <int N> struct Spatial {
   std::array<int64_t, N> size = {};
@@ -221,8 +221,8 @@ template <int N> struct Spatial {
 };
 struct SamePadding {};
 inline constexpr SamePadding kSamePadding;
-// The number of zeros at both ends of each spatial dimension; or kSamePadding, as many as keep the size,
-// which requires stride 1.
+// The number of zeros at both ends of each spatial dimension. kSamePadding adds as many zeros as keep the size; it
+// requires stride 1.
 template <int N> struct ConvPadding : Spatial<N> {
   using Spatial<N>::Spatial;
   constexpr ConvPadding(SamePadding) : Spatial<N>(0), same(true) {}
@@ -255,7 +255,7 @@ Tensor conv_transpose2d(TensorArg x, TensorArg weight, TensorArg bias, ConvTrans
 // ---- Images (B, C, H, W): pooling.cc, interpolation.cc, resample.cc
 struct MaxPool2dOptions {
   std::optional<Spatial<2>> stride = std::nullopt;  // default: the kernel's size
-  Spatial<2> padding = 0;                           // at most half of the kernel; never the maximum
+  Spatial<2> padding = 0;                           // at most half of the kernel; padding is never the maximum
   Spatial<2> dilation = 1;
   bool ceil_mode = false;  // true: the last window may reach over the end
 };
@@ -275,9 +275,9 @@ Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size);
 enum class InterpolateMode { kNearest, kBilinear, kBicubic };
 struct InterpolateOptions {
   InterpolateMode mode = InterpolateMode::kNearest;
-  bool align_corners = false;  // not kNearest: the corners' pixels stay where they are
-  // Not kNearest: a smaller image is a mean of all pixels, as in Pillow and PyTorch. Its bicubic filter has a = -0.5;
-  // without antialias a = -0.75, as in PyTorch.
+  bool align_corners = false;  // true: the pixels of the corners keep their places; not for kNearest
+  // True: when an image shrinks, results are means of all pixels, as in Pillow and PyTorch. Not for kNearest. The
+  // coefficient a of the bicubic filter is -0.5 with antialias and -0.75 without, as in PyTorch.
   bool antialias = false;
 };
 // (B, C, h, w) for `size` {h, w}. kNearest takes every dtype, such as integer masks; the others take floats.
@@ -322,12 +322,15 @@ struct AttentionOptions {
   Generator* generator = nullptr;              // for dropout, which takes one offset; null: default_generator()
 };
 // q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with Hkv dividing H -> (B, H, Tq, D), laid out in memory as (B, Tq, H, D).
-// mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64 or i32: (B, H, Tq, 1) the
-// first key of each query, (B, H, Tq, 2) that and the end of its keys; keys outside of this range cost no time. Tiled
-// after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, even with dropout. See first_keys() in
-// modules/layers/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would drop. The
-// v of a masked or dropped key is multiplied by 0, so k and v must be finite everywhere. An additive mask that requires
-// a gradient gets one (relative positions); its backward stores one Tq x Tk matrix for each head.
+// The mask is undefined, or one of these, broadcast:
+// - bool (B, H, Tq, Tk): true means that the query may attend to the key;
+// - q's dtype (B, H, Tq, Tk): added to the scores. If it requires a gradient, it gets one (relative positions); then
+//   the backward stores one Tq x Tk matrix for each head;
+// - i64 or i32 (B, H, Tq, 1): the first key of each query. With (B, H, Tq, 2), the second number is the end of its
+//   keys. Keys outside of this range cost no time. See first_keys() in modules/layers/attention.h.
+// The kernel is tiled as in Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, even with dropout. If Tk
+// is a multiple of 4, dropout drops the weights that dropout(weights) would drop. The v of a masked or dropped key is
+// multiplied by 0, so k and v must be finite everywhere.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 

@@ -26,7 +26,8 @@ struct Range {
   int64_t dim, begin, end, step;
 };
 
-// Sets `apart` if the ranges along one dimension do not overlap, and then `gaps`, the ranges that they leave.
+// Sets `apart` if the ranges along one dimension do not overlap. Then also sets `gaps`, the ranges that no operand
+// covers.
 void find_gaps(std::vector<Range> ranges, int64_t size, Parts& parts) {
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   int64_t covered = 0;

@@ -1,8 +1,8 @@
 // Cross-entropy of the pixels of an image, whose logits are interpolated to the image's size on the way.
 //
-// Logits at the size of the image are the largest tensors of a network for segmentation: with 19 classes at 512 x 1024,
-// 40 MB for each image and head, which interpolation, a change of layout, the loss and all their gradients read and
-// write. The kernel holds only a few rows of these logits at a time, and the backward computes them again.
+// Logits at the size of the image are the largest tensors of a network for segmentation: with 19 classes at 512 x 1024
+// they take 40 MB for each image and head. Interpolation, a change of layout, the loss and all their gradients read and
+// write them. The kernel holds only a few rows of these logits at a time, and the backward computes them again.
 #include "rondo/runtime/ops/pixel_loss.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/interpolation.h"
@@ -13,7 +13,7 @@
 namespace rondo::ops {
 namespace {
 
-// The logits interpolated to the target's size, (B, C, H, W), in the compute dtype.
+// Interpolates the logits to the target's size, (B, C, H, W), in the compute dtype.
 Tensor at_size_of(const Tensor& logits, const Tensor& target) {
   return interpolate(logits.to(compute_dtype(logits.dtype())), {target.size(1), target.size(2)},
                      {.mode = InterpolateMode::kBilinear});

@@ -17,7 +17,7 @@ namespace {
 
 // True if a window reads no pixel of a dimension, only padding.
 bool reads_only_padding(const Convolution& how, int d, int64_t size, int64_t kernel) {
-  // Only dilated windows that begin before the image can do so.
+  // Only a dilated window that begins before the image can read nothing but padding.
   for (int64_t begin = -how.before[d]; begin < 0; begin += how.stride[d]) {
     const int64_t first = begin + (-begin + how.dilation[d] - 1) / how.dilation[d] * how.dilation[d];
     if (first >= size || first > begin + how.reach(d, kernel) - 1) return true;
@@ -39,7 +39,7 @@ std::string window_problem(const Convolution& how, const Dims& x, Extent kernel)
   return "";
 }
 
-// The windows of the public options. The padding at the end is as large as `ceil_mode` needs.
+// Converts public options to the parameters of the windows. The padding at the end is as large as `ceil_mode` needs.
 template <class Options>
 Convolution windows(const char* op, const TensorArg& x, const Spatial<2>& kernel, const Options& options,
                     const Spatial<2>& dilation) {

@@ -17,7 +17,7 @@ enum Category { kBools, kIntegers, kFloats };
 
 constexpr Category category(DType t) { return t == kBool ? kBools : is_floating(t) ? kFloats : kIntegers; }
 
-// True if `to` holds every number of `from` exactly.
+// True if `to`, a 16-bit float, holds every number of `from` exactly.
 constexpr bool is_exact(DType from, DType to) { return from == to || from == kBool || (from == kU8 && to != kBool); }
 
 constexpr DType quotient_dtype(DType t, Promotion promotion) {
@@ -31,7 +31,8 @@ constexpr DType working_dtype(DType result, DType a, DType b, Promotion promotio
   return is_low_precision(result) && !(is_exact(a, result) && is_exact(b, result)) ? kF32 : result;
 }
 
-// True if an op on operands of `t` computes in `t` and its result keeps it: nearly every call.
+// True if an op on operands of dtype `t` needs no conversion of its operands or its result. Nearly every call is such a
+// call.
 constexpr bool keeps_dtype(DType t, Promotion promotion) {
   return is_floating(t) || promotion == Promotion::kCompare || (promotion == Promotion::kArithmetic && t != kBool);
 }

@@ -39,9 +39,9 @@ void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion 
 Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs = {});
 
 // Calls an op of one tensor and a number of the tensor's dtype: a comparison, or an op that keeps elements as they are,
-// such as maximum. The attribute is rounded to the promoted dtype. Throws Error for an integer that this dtype does not
-// hold; a comparison (kCompare) then computes in i64, because every u8 is less than 300. `of_tensors`: the function for
-// an integer that an attribute would round. `name`: of the public function, for errors.
+// such as maximum. The attribute is rounded to the promoted dtype. If this dtype cannot hold an integer, comparisons
+// (kCompare) compute in i64, because every u8 is less than 300; all other ops throw Error. `of_tensors`: the function
+// for an integer that an attribute would round. `name`: the name of the public function, for errors.
 using OfTensors = Tensor (*)(TensorArg, TensorArg);
 Tensor call_with_number(const char* name, const OpDef& op, OfTensors of_tensors, TensorArg a, Scalar s,
                         Promotion promotion = Promotion::kArithmetic);
@@ -54,7 +54,7 @@ Attrs number_attrs(Scalar s, DType dtype);
 // be in range; for a float dtype, a finite value must not become infinite.
 void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where);
 
-// x.to(dtype) for another dtype: a dense copy. Images keep their layout (Note [Channels last results]).
+// Converts x to another dtype, as a dense copy. Images keep their layout (Note [Channels last results]).
 Tensor converted(TensorArg x, DType dtype);
 
 }  // namespace rondo::ops

@@ -13,7 +13,8 @@ extern const OpDef kDraw;  // ints: {distribution, increment, dtype, sizes...}
 extern const OpDef
     kDrawIntegers;  // ints: {increment, dtype, low, span, sizes...}: from [low, low + span); span is unsigned
 
-// The normal distribution from two uniform numbers in (0, 1) (Box and Muller, 1958). In f64.
+// Returns a normally distributed number, computed from two uniform numbers in (0, 1) (Box and Muller, 1958). All
+// callers pass f64.
 template <class T> [[gnu::always_inline]] inline T normal_of(T u, T v) {
   const T radius = scalar::sqrt(scalar::constant(u, -2.0) * scalar::log(u));
   return radius * scalar::cos(scalar::constant(v, 6.283185307179586477) * v);

@@ -11,10 +11,11 @@ namespace rondo::ops {
 // range.
 Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdim);
 
-// One output: input 0's dtype, and its shape without the reduced dimensions (1 in their place for keepdim).
+// Infers one output: it has input 0's dtype and its shape without the reduced dimensions. With keepdim they stay, with
+// size 1.
 void reduction_infer(InferContext& c);
 
-// The sizes of the result.
+// The sizes of the result of a reduction.
 Dims reduced_sizes(const Dims& sizes, int64_t mask, bool keepdim);
 
 // `sizes` with 1 for every reduced dimension.

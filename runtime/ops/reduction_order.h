@@ -8,18 +8,19 @@
 //   combined in the tree.
 // Note [Column order]. A reduction over the rows splits them into chunks of column_chunk_rows(rows); in each chunk rows
 //   are added in order onto 0; the chunks' partial sums are then added in order onto the first.
-// Note [Runs]. Neighbouring dimensions that are all reduced, or all kept, are one run; dimensions of size 1 belong to
-//   any. The last reduced run (ops/reduction_def.h, last_run()) splits a tensor into (outer, reduced, inner). If inner
+// Note [Runs]. Neighbouring dimensions that are all reduced, or all kept, are one run; a dimension of size 1 joins any
+//   run. The last reduced run (ops/reduction_def.h, last_run()) splits a tensor into (outer, reduced, inner). If inner
 //   is 1, each row of (outer, reduced) is reduced in row order. Otherwise each of the `outer` matrices of (reduced,
-//   inner) is reduced in column order, as is a matrix of one column, (reduced, 1). The other reduced runs follow in the
-//   same way, from the last to the first; the results between two runs are accumulators.
+//   inner) is reduced in column order. One exception: if outer and inner are 1, and a kept dimension of size 1 follows,
+//   the tensor is a matrix of one column, and it is reduced in column order. The other reduced runs follow in the same
+//   way, from the last to the first. The results between two runs have the dtype of the accumulators.
 // Blocks and chunks are bounded, so that no more than some thousand numbers are added one after the other: an f32 sum
 //   of 8 million small numbers, added one by one, is off by a part in 300.
 // Note [Full order]. A reduction over every dimension, without keepdim, splits the elements, in row-major order, into
-//   chunks of kFullChunk; each is reduced in row order, and so are then the chunks' results. If full_row() names a row,
-//   the rows are reduced first, in row order, and then their results, which are accumulators, in chunks: so a compiler
-//   can fuse the first step with the ops that compute the elements. With keepdim a full reduction follows row order,
-//   because normalisations use it as a row reduction.
+//   chunks of kFullChunk. Each chunk is reduced in row order, and then so are the results of the chunks. If full_row()
+//   is not 0, the rows are reduced first, each in row order. Their results, in the dtype of the accumulators, are then
+//   reduced in chunks. So a compiler can fuse the first step with the ops that compute the elements. With keepdim a
+//   full reduction follows row order, because normalisations use it as a row reduction.
 // Accumulators are f32 for f32, bf16 and f16, and f64 for f64.
 #pragma once
 

@@ -12,7 +12,7 @@
 namespace rondo::ops {
 
 namespace {
-// The rotation by slices: (a, b) -> (a cos - b sin, b cos + a sin).
+// Computes the rotation with slices: (a, b) -> (a cos - b sin, b cos + a sin).
 Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, bool inverse) {
   const Tensor x = given.to(compute_dtype(given.dtype()));
   const int64_t half = x.sizes().back() / 2;
@@ -23,8 +23,8 @@ Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, bool inve
 }
 }  // namespace
 
-// Inputs x (..., T, D), cos and sin (T, D/2) in x's compute dtype. ints: {inverse}. Linear in x and orthogonal, so the
-// gradient is the inverse rotation.
+// Inputs x (..., T, D), cos and sin (T, D/2) in x's compute dtype. ints: {inverse}. The op is linear in x and
+// orthogonal, so its gradient is the inverse rotation.
 constexpr OpDef kRotary = {
     .name = "rotary",
     .kind = OpKind::kOpaque,

@@ -152,7 +152,7 @@ template <class T> [[gnu::always_inline]] inline T exp2_fraction(T f) {
                         0.0013400428136708554, 0.00015461439212847729});
 }
 
-// The same where only errors relative to 1 + 2^t count: one degree less in f32 (2^-23.7).
+// 2^f for callers that need only a small error relative to 1 + 2^t: one degree less in f32 (2^-23.7).
 template <class T> [[gnu::always_inline]] inline T exp2_fraction_coarse(T f) {
   if (is_f64(f)) return exp2_fraction(f);
   return polynomial(f, {1.00000007165592815, 0.693146967087879420, 0.240221197185718915, 0.0555071324917496372,
@@ -391,7 +391,7 @@ template <class T> [[gnu::always_inline]] inline T gelu_tanh(T x) {
 // epsilon max(1, |result|).
 template <class T> [[gnu::always_inline]] inline T gelu_tanh_grad(T x, T g) {
   const bool wide = is_f64(x);
-  // Outside of these limits the derivative is 0 or 1 to the last bit of 1; inside, 2^t is a normal number.
+  // Outside of these limits the derivative is 0 or 1 within the last bit of 1. Inside, 2^t is a normal number.
   x = wide ? limit(x, -20.0, 20.0) : limit(x, -9.5, 9.5);
   const T z = x * x, one = constant(x, 1.0);
   const T t = x * fma(z, constant(x, -kGeluLog2 * kGeluCubic), constant(x, -kGeluLog2));
@@ -402,9 +402,9 @@ template <class T> [[gnu::always_inline]] inline T gelu_tanh_grad(T x, T g) {
   return g * (s * fma(slope * e, s, one));
 }
 
-// The distribution of the standard normal, with an error below one ulp of 1: 2^M(|x|), M the minimax polynomial of
-// log2 Phi(-|x|) weighted by Phi, and its complement. Beyond the range of the fit, M falls below every exponent (f32)
-// or is set to such a value (f64).
+// The distribution of the standard normal, with an error below one ulp of 1. For negative x it is 2^M(|x|), where M is
+// the minimax polynomial of log2 Phi(-|x|) weighted by Phi; for other x it is 1 - 2^M(|x|). Beyond the range of the
+// fit, M falls below every exponent (f32) or is set to such a value (f64).
 template <class T> [[gnu::always_inline]] inline T normal_cdf(T x) {
   const T a = abs(x);
   T m;
@@ -460,7 +460,7 @@ template <class T> [[gnu::always_inline]] inline T silu_grad(T x, T g) {
 template <class T> [[gnu::always_inline]] inline T relu(T x) {
   return select(lt(x, constant(x, 0.0)), constant(x, 0.0), x);
 }
-// 0 up to 0, else g; also where x is NaN.
+// 0 if x <= 0, else g. A NaN in x gives g.
 template <class T> [[gnu::always_inline]] inline T relu_grad(T x, T g) {
   return select(le(x, constant(x, 0.0)), constant(x, 0.0), g);
 }

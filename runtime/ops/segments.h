@@ -16,8 +16,8 @@ struct SortedRows {
 SortedRows sort_segments(const OpDef& scatters, const Tensor& index, int64_t segments);
 // Row i of the result is row order[i] of x.
 Tensor in_order(const Tensor& x, const Tensor& order);
-// Sums values (N, ...), in the order of `starts`, to (segments, ...), and adds them to `onto` if it is defined. 16-bit
-// sums are rounded before they are added.
+// Sums the rows of each segment: values (N, ...) -> (segments, ...). `starts` says which rows are in a segment. Adds
+// the sums to `onto` if it is defined. 16-bit sums are rounded before they are added.
 Tensor sum_segments(const Tensor& values, const Tensor& starts, const Tensor& onto);
 
 }  // namespace rondo::ops

@@ -64,7 +64,8 @@ extern const OpDef kRotary;
 extern const OpDef kDropout;
 // The attributes of dropout: ints {increment}; floats {p, the factor of kept elements}.
 Attrs dropout_attrs(SymFloat p, int64_t increment);
-// For infer functions: fails unless input `state` is a random state (Note [Random state]); and p is a probability.
+// For infer functions. Both fail unless input `state` is a random state (Note [Random state]); check_dropout also fails
+// unless p is a probability.
 void check_random_state(InferContext& c, int state);
 void check_dropout(InferContext& c, int state, SymFloat p);
 // Throws Error unless p is a probability. Call it before next_random_state(): a wrong call then draws nothing.

@@ -24,7 +24,7 @@ Tensor in_parts(const Tensor& x, int64_t diagonal, bool lower) {
 
 }  // namespace
 
-// ints: {diagonal}. The gradient is the same triangle of the gradient: nothing is saved.
+// ints: {diagonal}. The gradient of x is the same triangle of the incoming gradient, so nothing is saved.
 constexpr OpDef kTril = {
     .name = "tril",
     .kind = OpKind::kOpaque,

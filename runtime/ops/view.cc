@@ -295,7 +295,8 @@ void cat_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const
 
 }  // namespace
 
-// ints: {dim, size of a part; 0: each index, without the dimension}. One op for all parts.
+// ints: {dim, size of a part}. A size of 0 means unbind: each index is a part, without the dimension. One op makes all
+// parts.
 constexpr OpDef kSplit = {
     .name = "split",
     .kind = OpKind::kView,
@@ -442,7 +443,7 @@ Tensor flatten(TensorArg x, int64_t first, int64_t last) {
 
 namespace {
 
-// Parts of `size` (0: unbind) along a dimension that is in range.
+// Splits along a dimension that is in range, into parts of `size` (0: unbind).
 std::vector<Tensor> split_into(TensorArg x, int64_t size, int d) {
   const int64_t total = x.tensor.sizes()[d], step = std::max<int64_t>(size, 1);
   std::vector<Tensor> parts(static_cast<size_t>(total / step + (total % step != 0)));

@@ -10,7 +10,7 @@
 namespace rondo::ops {
 namespace {
 
-// `ints` from `first` on: the sizes, then the strides.
+// Returns the window that the ints from `first` on describe: first the sizes, then the strides.
 Window window_of(const Attrs& attrs, size_t first, int64_t offset) {
   const std::span<const int64_t> dims(attrs.ints.data() + first, attrs.ints.size() - first);
   return {offset, Dims(dims.first(dims.size() / 2)), Dims(dims.last(dims.size() / 2))};
@@ -38,7 +38,7 @@ int64_t Window::extent() const {
   return extent;
 }
 Window Window::of(const Tensor& view, const Tensor& base) {
-  // A slice that is empty may begin anywhere.
+  // An empty slice may begin anywhere, so its offset is set to 0.
   return {view.numel() == 0 ? 0 : view.storage_offset() - base.storage_offset(), view.sizes(), view.strides()};
 }
 Attrs Window::for_view() const {

@@ -33,7 +33,7 @@ struct DynamicDims {
   std::vector<Mark> marks;  // at most one for each dimension
 };
 
-// Gives `view` the marks of `source` whose dimensions it has.
+// Copies to `view` the marks of those dimensions of `source` that `view` has, too.
 void follow_marks(const Tensor& source, Tensor& view);
 
 }  // namespace rondo

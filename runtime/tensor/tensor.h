@@ -186,7 +186,8 @@ class Tensor {
   }
 
   // ---- Host access. Inside a compiled region each of these is a graph break: the recorded ops run first. Reading a
-  // value waits for the tensor's device. The functions that return pointers throw Error unless it is in host memory.
+  // value waits for the tensor's device. The functions that return pointers throw Error unless the tensor is in host
+  // memory.
   template <class T> const T* data(std::source_location where = std::source_location::current()) const {
     return static_cast<const T*>(checked_data(dtype_of<T>, where));
   }
