@@ -14,8 +14,8 @@
 // - Memory follows the seams. A gradient's buffer is allocated at the seam before its first launch, and the run
 //   releases it at its own seam. Nothing else uses that memory in between: values that are returned have their
 //   own memory (memory.h).
-//   - Between seams a run computes in Rondo's floating-point state and without a recorder. At a seam, the caller's code
-//     runs in the caller's state.
+// - Between seams a run computes in Rondo's floating-point state and without a recorder. At a seam, the caller's code
+//   runs in the caller's state.
 // A plan has seams only if someone waits for gradients when its backward is compiled (Arriving::at_seams).
 #pragma once
 

@@ -6,8 +6,7 @@
 //
 // Batches are right-padded:
 //   language model   {x, y}: i64 (B, T) each; y is the token after x if that token carries loss, else kIgnoreIndex
-//   packed           {x, y, positions}: a row holds several examples; positions, i64 (B, T), begin at 0 in each
-//   example.
+//   packed           {x, y, positions}: a row holds several examples; positions, i64 (B, T), begin at 0 in each.
 //                    model.loss(x, y, positions) treats the examples as if each had a row of its own
 //   labelled         {ids, mask, segments, labels}: i64, bool (true: a real token), i64, each (B, T), and i64 (B),
 //                    or f32 (B, label_width()) for numbers or several classes: the operands of
