@@ -45,8 +45,8 @@ class DeviceContext {
   // The most bytes of shared memory that a block of a kernel can have.
   int most_shared() const { return most_shared_; }
 
-  // Throws DeviceError unless the call succeeded. An error that the context does not survive is kept: `usable` throws
-  // it from then on.
+  // Throws DeviceError unless the call succeeded. An error that the context does not survive is kept: from then on
+  // require_usable() throws it.
   void check(Result result, const char* call) {
     if (result != Result::kSuccess) [[unlikely]]
       fail(result, call);
@@ -118,7 +118,7 @@ class DeviceContext {
   std::atomic<bool> has_finished_{false};
 };
 
-// Makes a device's context current while it lives.
+// Makes a device's context current for the lifetime of the ContextScope.
 class ContextScope {
  public:
   explicit ContextScope(DeviceContext& device);

@@ -24,7 +24,7 @@ template <class Table> struct Found {
   std::unique_ptr<const Table> table;
   std::string why_not;
   bool asked = false;
-  std::vector<std::unique_ptr<const Table>> earlier;  // forgotten; code that has their addresses may still call them
+  std::vector<std::unique_ptr<const Table>> earlier;  // forgotten, but other code may still hold and call them
 
   void forget() {
     if (table != nullptr) earlier.push_back(std::move(table));
@@ -39,7 +39,7 @@ struct Libraries {
   Found<Nvrtc> nvrtc;
   Found<CublasLt> lt;
   Found<Cudnn> dnn;
-  const Driver* other_driver = nullptr;  // use_libraries()
+  const Driver* other_driver = nullptr;  // set by use_libraries()
   const CublasLt* other_lt = nullptr;
   const Cudnn* other_dnn = nullptr;
 };
@@ -87,7 +87,7 @@ void open_builtins(const Nvrtc& nvrtc) {
   std::error_code ignored;
   const std::filesystem::path opened = here.dli_fname, real = std::filesystem::canonical(opened, ignored);
   const std::string name = absl::StrCat("libnvrtc-builtins.so.", major, ".", minor);
-  for (const std::filesystem::path& library : {opened, real})  // a link may stand beside other links, or alone
+  for (const std::filesystem::path& library : {opened, real})  // the builtins are beside the link or beside its target
     if (library.has_parent_path() && dlopen((library.parent_path() / name).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr)
       return;
 }

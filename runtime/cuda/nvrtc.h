@@ -63,14 +63,14 @@ struct NvrtcOutput {
 // `name`: what the log calls the source.
 NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
                            Architecture architecture, std::span<const char* const> flags);
-// The same with kExactFlags, for all kernels of Rondo. Throws DeviceError if there is no NVRTC, InternalError with its
-// log if it refuses the source.
+// Compiles a source with kExactFlags, as for all kernels of Rondo. Throws DeviceError if there is no NVRTC,
+// InternalError with NVRTC's log if it refuses the source.
 Image compile_image(const std::string& source, const std::string& name, Architecture architecture);
 
 // "13.0"
 std::string version_of(const Nvrtc& nvrtc);
-// The key of compile_image()'s results in caches and artifacts, besides the source: architecture, NVRTC's version
-// ("" without NVRTC: nothing is kept then) and flags. `maker`: what has made the sources.
+// The key of compile_image()'s results in caches and artifacts, besides the source: architecture, NVRTC's version and
+// flags. Without NVRTC the version is "", and results are not kept. `maker`: what has made the sources.
 io::HostKey key_of_code(Architecture architecture, const std::string& maker);
 
 }  // namespace rondo::cuda

@@ -1,4 +1,4 @@
-// Random numbers in kernels by hand; philox() itself is in device_math().
+// Random numbers in hand-written kernels; philox() itself is in device_math().
 #pragma once
 
 namespace rondo::cuda {
