@@ -262,7 +262,7 @@ struct CublasLt {
 
 // ---- Finding them: find_libraries.cc
 
-// Null: there is none, and `*why_not` is the reason in one line. The answer is kept.
+// These return null if there is no such library; `*why_not` is then the reason in one line. The answer is kept.
 const Driver* find_driver(std::string* why_not);
 const Nvrtc* find_nvrtc(std::string* why_not);
 const CublasLt* find_cublas_lt(std::string* why_not);

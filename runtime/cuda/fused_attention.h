@@ -8,9 +8,9 @@
 //   blocks: no atomics, and the same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on
 //   tensor cores (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
 //   With dropout, the lanes of a warp that hold weights of the same four keys each draw the numbers of one counter, and
-//   exchange one bit for each weight. Some backwards spill registers (NVRTC 13.0). With dropout and a mask of bool or
-//   of first keys: 8 to 32 bytes, for f16 heads of more than 96 elements and bf16 heads of 128. With an added mask: 16
-//   bytes, and 40 with dropout, for f16 heads of 128 elements on sm_80.
+//   exchange one bit for each weight. Some backward kernels spill registers (NVRTC 13.0). With dropout and a mask of
+//   bool or of first keys: 8 to 32 bytes, for f16 heads of more than 96 elements and bf16 heads of 128. With an added
+//   mask: 16 bytes, and 40 with dropout, for f16 heads of 128 elements on sm_80.
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once
 

@@ -8,7 +8,8 @@
 namespace rondo::cuda {
 namespace {
 
-// True if the library cannot add the bias: it needs the result's dtype (product.h), and an op's bias has the operands'.
+// True if the library cannot add the bias: it needs a bias of the result's dtype (product.h), but the bias of an op has
+// the operands' dtype.
 bool has_narrow_bias(const KernelContext& context) {
   return context.has(2) && context.in(2).dtype() != context.out().dtype();
 }

@@ -36,7 +36,8 @@ struct Define {
 };
 
 // Throws DeviceError if the code has to be compiled and there is no NVRTC, InternalError with NVRTC's log if it refuses
-// the text. `dynamic_shared`: the bytes of dynamic shared memory that launches ask for; the same for the same defines.
+// the text. `dynamic_shared`: the bytes of dynamic shared memory that launches ask for. It must be the same for the
+// same defines.
 Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines = {},
                  unsigned dynamic_shared = 0);
 
