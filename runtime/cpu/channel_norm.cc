@@ -16,8 +16,8 @@
 namespace rondo::cpu {
 namespace {
 
-// A dense x, seen as (batch, channels, pixels). If pixels is 1 (also if the channels are the last dimension), the
-// channels of a row are adjacent in memory: by_columns().
+// A dense x, seen as (batch, channels, pixels). If pixels is 1, for example because the channels are the last
+// dimension, the channels of a row are adjacent in memory: by_columns().
 struct ChannelLayout {
   int64_t batch, channels, pixels;
   bool by_columns() const { return pixels == 1; }

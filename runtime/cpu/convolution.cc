@@ -28,7 +28,7 @@ struct Tensors {
             .bias = bias.defined() ? bias.impl()->data() : nullptr,
             .output = output.impl()->data()};
   }
-  // Replaces each tensor that is read by fn(tensor).
+  // Replaces each tensor t that the call reads by fn(t).
   template <class F> void each_operand(F fn) {
     for (Tensor* t : {&input, &weight, &bias, &output})
       if (t->defined() && t != &result()) *t = fn(*t);

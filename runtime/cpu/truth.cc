@@ -342,7 +342,8 @@ template <bool kAny, class Word> class Search {
   uint64_t mask_ = 0, last_mask_ = 0;  // the bits of these elements, from the lowest bit up and from the highest down
 };
 
-// The dimensions in the order of the input's memory, with strides of the input and of the output (0 if reduced).
+// Returns the dimensions in the order of the input's memory, with strides of the input and of the output (0 if
+// reduced).
 IterationSpace<2> space_of(const Tensor& x, int64_t mask) {
   const int rank = x.rank();
   std::array<int64_t, kMaxRank> out_strides = {};

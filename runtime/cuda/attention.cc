@@ -411,8 +411,8 @@ class Chunks {
   PlaceArgument place(const HeadsStrides& s, int64_t heads, int64_t rows) const {
     return {s.batch, s.head, s.row, heads, rows, call_.head_dim};
   }
-  // Writes zeros to [B, heads, rows, D], which may be a part of a larger array: compiled code lets q, k and v share
-  // one.
+  // Writes zeros to [B, heads, rows, D], which may be a part of a larger array: in compiled code, the gradients of q, k
+  // and v may be parts of one array.
   void clear(void* data, const HeadsStrides& s, int64_t heads, int64_t rows) const {
     const int64_t elements = call_.batch * heads * rows * call_.head_dim;
     if (elements == 0) return;

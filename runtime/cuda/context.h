@@ -95,7 +95,7 @@ class DeviceContext {
   [[noreturn]] void fail(Result result, const char* call);
   [[noreturn]] void throw_lost() const;
   void wait_for_launch(const char* name, StreamPtr stream);
-  // The error of a call that found no memory.
+  // Makes the error for a call that found no memory.
   virtual OutOfMemoryError out_of_memory(const char* call) const;
 
   const Driver& driver_;
@@ -130,7 +130,7 @@ class ContextScope {
   const Driver& driver_;
 };
 
-// "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)"
+// Returns, for example, "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".
 std::string describe(const Driver& driver, Result result);
 
 }  // namespace rondo::cuda

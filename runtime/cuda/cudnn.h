@@ -202,7 +202,7 @@ struct Cudnn {
 const Cudnn* find_cudnn(std::string* why_not);
 // Like find_cudnn(), but throws DeviceError with the reason instead of returning null.
 const Cudnn& require_cudnn();
-// "9.19.0"
+// Returns, for example, "9.19.0".
 std::string version_of(const Cudnn& library);
 
 }  // namespace rondo::cuda

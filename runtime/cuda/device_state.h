@@ -71,8 +71,8 @@ class DeviceState final : public DeviceContext {
 
 // How many devices there are. 0: none, and `*why_not` is the reason in one line. Opens the driver with the first call.
 int open_devices(std::string* why_not);
-// A device; its context is made with the first call. Throws Error if there is no such device, DeviceError if it does
-// not work, or in a child process made by fork().
+// Returns a device; its context is made with the first call. Throws Error if there is no such device, DeviceError if
+// the device does not work, or in a child process made by fork().
 DeviceState& device_state(int index);
 // The compute capability of a device: 90 is 9.0. Asks the driver, and makes no context: a process that only compares
 // devices takes memory on none of them. Throws as device_state().

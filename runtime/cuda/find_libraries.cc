@@ -1,5 +1,5 @@
-// find_driver(), find_cudnn() and the others: the libraries that were found, or those that
-// use_libraries() gave instead.
+// Defines find_driver(), find_cudnn() and the other find_*() functions. They return the libraries that were found, or
+// those that use_libraries() has set instead.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -74,11 +74,11 @@ const char* fill(Cudnn& table, void* library) {
 constexpr size_t kOldestCudnn = 91100;
 constexpr const char* kInstallCudnn = "; plans need cuDNN 9.11 or newer (pip: nvidia-cudnn-cu13 or nvidia-cudnn-cu12)";
 
-// When NVRTC first compiles, it opens its builtins by their name alone. Not each NVRTC looks in its own folder: that of
-// a toolkit of CUDA 12 or 13 has no run path. It would not find builtins in a wheel, in a folder of RONDO_CUDA_PATH, or
-// in a toolkit that the system's loader does not know. So the builtins are opened here by their path, and the loader
-// knows the name when NVRTC asks for it. If they are not in NVRTC's folder, NVRTC searches on its own, and its log says
-// what it misses.
+// When NVRTC first compiles, it opens its builtins library by name alone. Not every NVRTC then searches its own folder:
+// the NVRTC of a CUDA 12 or 13 toolkit has no run path. Such an NVRTC would not find the builtins in a wheel, in a
+// folder of RONDO_CUDA_PATH, or in a toolkit that the system's loader does not know. So the builtins are opened here by
+// their path; the loader then knows the name when NVRTC asks for it. If the builtins are not in NVRTC's folder, NVRTC
+// searches for them, and its log says what it misses.
 void open_builtins(const Nvrtc& nvrtc) {
   int major = 0, minor = 0;
   if (nvrtc.version(&major, &minor) != NvrtcResult::kSuccess) return;

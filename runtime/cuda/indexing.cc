@@ -1,5 +1,5 @@
-// Picks and places elements by an index tensor along one dimension. If several elements go to one place, the result
-// does not depend on the order of threads: the last one wins, or they are sorted and added in order.
+// Reads or writes elements by an index tensor along one dimension. If several elements are written to one place, the
+// result does not depend on the order of threads: the last one wins, or they are sorted and added in order.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/kernels.h"

@@ -2,8 +2,8 @@
 // belongs. A new kernel needs its code in that file, a line here, and a row in the table.
 //
 // ops/kernels.h says what the kernel of each name computes. Kernels enqueue launches and return. They give the CPU's
-// bits, except for products, attention and cross_entropy (sums in another order) and the normal distribution of draw
-// (CUDA's log and cos in f64). An index out of range is skipped, and the next call that waits for the device throws.
+// bits, except for products, attention and cross_entropy (sums in another order). An index out of range is skipped, and
+// the next call that waits for the device throws.
 #pragma once
 
 #include <memory>

@@ -57,7 +57,7 @@ bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exac
     i += here;
     return here;
   };
-  // In cuBLASLt's own order: the sum is wide, C is added once, then comes the activation.
+  // Accepts epilogues only in cuBLASLt's order: the sum is wide, then C is added once, then comes the activation.
   if (next(Epilogue::kWiden) && dtype != kBF16) return false;
   next(Epilogue::kAdd);
   if (next(Epilogue::kGeluTanh) && dtype == kF64) return false;

@@ -222,7 +222,7 @@ MatmulCall without_epilogues(const MatmulCall& call) {
   plain.wide = is_low_precision(call.dtype);
   return plain;
 }
-// The same with dense copies of the operands.
+// Like without_epilogues(), but with dense copies of the operands.
 MatmulCall of_copies(const MatmulCall& call) {
   MatmulCall dense = call.with_dense_operands(call.dtype);
   dense.wide = is_low_precision(call.dtype);

@@ -105,7 +105,7 @@ class Reduction {
     rows(x, partial, chunks, kFullChunk, n);
     rows(partial, out, 1, chunks, chunks);
   }
-  // x, dense, of `sizes` -> out: Note [Runs]. Between two runs, values are accumulators.
+  // x, dense, of `sizes` -> out: Note [Runs]. Intermediate results between two runs have the accumulator's dtype.
   void runs(const Tensor& x, const Tensor& out, const Dims& sizes, int64_t mask) const {
     const ops::ReducedRun run = ops::last_run(sizes, mask);
     const int64_t kept = run.outer * run.inner;

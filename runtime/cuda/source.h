@@ -53,7 +53,7 @@ const char* word_name(DType dtype);
 
 // `maker` of key_of_code() for kernels by hand. It names no build, because their code follows from their text alone.
 inline constexpr const char* kMaker = "by hand";
-// The kernels by hand that this process has for an architecture. Records: the text, and the code.
+// Returns the hand-written kernels that this process has for an architecture. A record has a text and its code.
 io::KernelFile kernels_by_hand(int architecture);
 // Takes code from an artifact; kernel_of() uses it. kInvalidArgument: damaged. kFailedPrecondition: made by another
 // NVRTC or with other flags. After an error, nothing was taken.

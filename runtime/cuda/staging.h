@@ -3,8 +3,7 @@
 //
 //   Staging::Buffer buffer = Staging::instance().take(device, bytes);   // host memory, free to write
 //   memcpy(buffer.data, host, bytes); copy_to_device(..., stream);
-//   Staging::instance().give(device, buffer, stream);                   // free again when the stream reaches this
-//   point
+//   Staging::instance().give(device, buffer, stream);                   // free again when the stream gets to here
 //
 // Thread safe. Buffers are page-locked for all devices.
 #pragma once

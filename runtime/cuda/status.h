@@ -58,7 +58,7 @@ class Calls {
   // Notes a call of `op` at `site`, whose indices must lie below `size`, and returns its number. `at_position`: the
   // message tells the position, too.
   uint32_t note(const char* op, CallSite site, int64_t size, bool at_position = false);
-  // "embedding: index 9 is out of range for size 4 (train.cc:41)"
+  // Returns, for example, "embedding: index 9 is out of range for size 4 (train.cc:41)".
   std::string describe(const DeviceStatus& status) const;
   // Forgets older calls, which the device has passed. Keeps the last kKept, because another thread may have noted calls
   // that it has not launched yet.
