@@ -81,18 +81,17 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
   return known ? std::optional(blocks) : std::nullopt;
 }
 
-// For some convolutions an older kernel of the library is faster than its first choice. Returns the prefix of that
-// kernel's name, or null to keep the first choice. Measurements:
-//
-// 1x1 in f32, one thread, version 2.6, Zen 4, (256, 56, 56) to 128 channels: 82 GFLOP/s, with the older kernel 115. On
-// an Intel processor with AMX both take about the same time in versions 2.6 and 3.7: the newer kernel takes 0.87 to 1.2
-// of the older one's time, but 0.56 for 2048 to 512 channels of 7 x 7.
-//
-// With few pixels, the time to pack the weight matters. 3x3, 512 to 512 channels, version 2.6, Zen 4: packing takes
-// 1.0 ms in f32 and 2.5 ms in bf16; for the older kernel it takes 0.6 and 0.4 ms. Version 3.7, Intel, 7 x 7 pixels,
-// packing and computing, newer and older kernel: forward in bf16 1.01 and 0.86 ms, in f32 2.48 and 2.44 ms. For the
-// gradient of the input only version 3 has a newer kernel: in f32 4.0 and 2.4 ms (with AVX2 3.1 and 2.6 ms); in bf16
-// 1.12 and 1.02 ms, but 1.32 and 1.48 ms for two images, so in bf16 the newer one is kept.
+// For some convolutions an older kernel of the library is faster than its first choice, a newer kernel. Returns the
+// prefix of the older kernel's name, or null to keep the first choice. Measured, the newer and then the older kernel:
+// - 1x1 in f32, (256, 56, 56) to 128 channels, one thread of Zen 4, version 2.6: 82 and 115 GFLOP/s.
+// - 1x1 in f32 on an Intel processor with AMX, versions 2.6 and 3.7: about the same time. The newer kernel takes 0.87
+//   to 1.2 of the older one's time, but 0.56 for 2048 to 512 channels of 7 x 7.
+// With few pixels, the time to pack the weight matters. 3x3, 512 to 512 channels:
+// - Version 2.6, Zen 4, packing alone: 1.0 and 0.6 ms in f32, 2.5 and 0.4 ms in bf16.
+// - Version 3.7, Intel, 7 x 7 pixels, packing and forward: 1.01 and 0.86 ms in bf16, 2.48 and 2.44 ms in f32.
+// - The same for the gradient of the input, for which only version 3 has a newer kernel: in f32 4.0 and 2.4 ms (with
+//   AVX2 3.1 and 2.6 ms); in bf16 1.12 and 1.02 ms, but 1.32 and 1.48 ms for two images. So in bf16 the newer kernel is
+//   kept.
 const char* older_kernel(std::string_view favourite, const ConvolutionCall& part, const ConvolutionCall& whole) {
   constexpr int64_t kFewPixels = 2048;
   const bool few = whole.batch * whole.output[0] * whole.output[1] <= kFewPixels;

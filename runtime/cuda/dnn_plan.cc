@@ -74,7 +74,7 @@ class Descriptor {
     require(*library_, library_->finalize(descriptor_), "cudnnBackendFinalize");
     return *this;
   }
-  // At most `most` values.
+  // Returns at most `most` values of an attribute.
   template <class T> std::vector<T> get(DnnAttribute attribute, DnnValue type, int64_t most) const {
     std::vector<T> values(static_cast<size_t>(most));
     int64_t n = 0;

@@ -86,7 +86,7 @@ class Product {
   const Choice& choose_otherwise(DeviceState& state, uint32_t key, const char* why) const;
   // Returns a product that cuBLASLt has an algorithm for, with A and B aligned as the key says; null: it has none.
   static std::shared_ptr<const Product> by_library(DeviceState& state, const MatmulCall& call, uint32_t key);
-  // False: cublasLtMatmul refuses the algorithm, and nothing was enqueued.
+  // Returns false if cublasLtMatmul refuses the algorithm. Then nothing was enqueued.
   bool run_by_library(DeviceState& state, const Choice& choice, const MatmulOperands& operands, double alpha) const;
   void run_otherwise(const Choice& choice, const MatmulOperands& operands, double alpha) const;
   void destroy() noexcept;

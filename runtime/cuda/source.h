@@ -43,7 +43,8 @@ Kernel kernel_of(int device, const Source& source, const char* name, std::initia
 
 // The whole text that NVRTC compiles.
 std::string whole_text(const Source& source, std::initializer_list<Define> defines);
-// A dtype in kernels: "float", "rondo_bf16"; and the type that arithmetic on it is carried out in.
+// The name of a dtype in kernels, such as "float" or "rondo_bf16"; and that of the type in which arithmetic on it is
+// done.
 const char* type_name(DType dtype);
 const char* compute_type_name(DType dtype);
 // The unsigned integer type of the dtype's width: for kernels that only move elements.
