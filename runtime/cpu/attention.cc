@@ -96,7 +96,7 @@ template <class T> struct ForwardTask {
     finish(tile, queries);
   }
 
-  // One step of online softmax with a tile of keys.
+  // Processes a tile of keys: computes their scores, takes one step of online softmax, and adds the weighted values.
   void attend(const Tile& tile, int64_t queries, int64_t key, int64_t tile_keys, const KeyRange& range) {
     const T* const k_rows = row_of(k, tile.batch, kv_head_of(tile), key);
     const T* const v_rows = row_of(v, tile.batch, kv_head_of(tile), key);
@@ -169,7 +169,8 @@ template <class T> struct BackwardTask {
   const HeadsView<T>& grad_q;
   A* all_grad_scores;  // [B, H, Tq, Tk], or null
 
-  // Adds share `share` of `shares` to grad_k / scale and grad_v, dense [Tk, D padded], and writes its rows of grad_q.
+  // Adds share `share` of `shares` to grad_k / scale and grad_v, dense [Tk, D padded], and writes the share's rows of
+  // grad_q.
   void run(int64_t pair, int64_t share, int64_t shares, A* grad_k_sum, A* grad_v_sum) {
     const int64_t batch = pair / shape.kv_heads, kv_head = pair % shape.kv_heads;
     constexpr int64_t kScores = kKeyTile * kQueryTile;
@@ -196,7 +197,7 @@ template <class T> struct BackwardTask {
   E *q_rows = nullptr, *grad_out_rows = nullptr;       // [kQueryTile in elements, d_padded]
   A* grad_q_sum = nullptr;                             // [kQueryTile, d_padded]
   A *probabilities = nullptr, *grad_scores = nullptr;  // [kKeyTile, kQueryTile]
-  // The same, packed as left operands: by_queries() of probabilities and grad_scores, and by_keys() of grad_scores.
+  // Probabilities and grad_scores, packed as left operands: by_queries() of both, and by_keys() of grad_scores.
   E *weight_rows = nullptr, *slope_rows = nullptr, *slope_columns = nullptr;
   A *mask_rows = nullptr, *addend = nullptr;                 // [kColumns, kKeyTile] and its transpose
   A *shift = nullptr, *rescale = nullptr, *delta = nullptr;  // [kQueryTile]
@@ -279,8 +280,8 @@ template <class T> struct BackwardTask {
       if (is_large(shift[i])) rescale[i] = 1 / sums[i];
   }
 
-  // Sums in the order of Note [Row order] (ops/reduction_order.h), for a vector of rows at a time: after a
-  // transposition, the tree of lanes needs only vertical additions.
+  // Computes delta for a vector of rows at a time. Its sums are in the order of Note [Row order]
+  // (ops/reduction_order.h): after a transposition, the tree of lanes needs only vertical additions.
   void load_delta(const T* grad_tile, const T* out_tile, int64_t queries) {
     constexpr int kN = kWidth<A>;
     static_assert(kLanes % kN == 0);
@@ -305,7 +306,7 @@ template <class T> struct BackwardTask {
   // The panel of probabilities at column `i`. Its number of keys may be 0 or negative.
   Panel<A> panel_at(int64_t query_begin, int64_t i, int64_t valid, int64_t key, int64_t keys) const {
     const int64_t query = query_begin + i;
-    // Rounded up to whole blocks of rows, because accumulate() reads blocks that cross the diagonal.
+    // Rounds the number of keys up to whole blocks of rows, because accumulate() reads blocks that cross the diagonal.
     if (shape.causal) keys = std::min(keys, round_up(query + valid - key, kTileRows));
     return {probabilities + i, kQueryTile, valid > kWidth<A> ? 2 : 1, query, valid, key, keys};
   }
@@ -445,8 +446,8 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
   if (grad_scores != nullptr && (shape.causal || mask.first_key != nullptr))  // then some tiles are skipped
     std::fill_n(grad_scores, shape.batch * shape.heads * shape.queries * shape.keys, A(0));
   const int64_t items = shape.heads / shape.kv_heads * ((shape.queries + kQueryTile - 1) / kQueryTile);
-  // If there are few heads, several tasks share one. Each has its own sums, which are added in order. The number of
-  // shares depends only on the shape, not on the number of threads.
+  // If there are few heads, several tasks share a head. Each task has its own sums, and these are added in order. The
+  // number of shares depends only on the shape, not on the number of threads.
   constexpr int64_t kTasks = 16;
   const int64_t shares = std::clamp<int64_t>(kTasks / pairs, 1, std::max<int64_t>(1, items));
   const int64_t d_padded = round_up(shape.head_dim, kWidth<A>), size = shape.keys * d_padded;

@@ -32,8 +32,9 @@ template <class T> class Decode {
       : shape_(shape), q_(q), k_(k), v_(v), mask_(mask) {}
 
   int64_t chunks() const { return chunks_; }
-  // The number of elements in the result of one task. For each query head of its group it has the maximum of the
-  // scores, the total of the weights 2^(score - maximum), and the sum of the values times these weights (D padded).
+  // The number of elements in the result of one task. For each query head of the task's group, the result has the
+  // maximum of the scores, the total of the weights 2^(score - maximum), and the sum of the values times these weights
+  // (D padded).
   int64_t partial_size() const { return group_ * (kHeader + d_padded_); }
 
   // Processes the keys of chunk `chunk` for batch row `pair` / kv_heads and the query heads that read key-value head
@@ -107,7 +108,7 @@ template <class T> class Decode {
   bool allowed(int64_t batch, int64_t head, int64_t key) const {
     return mask_.allowed[batch * mask_.strides[0] + head * mask_.strides[1] + key * mask_.strides[3]];
   }
-  // Clamped to [0, keys]: a mask may contain any number, and differences with it could overflow.
+  // The first key, clamped to [0, keys]: a mask may contain any number, and differences with it could overflow.
   int64_t first_key(int64_t batch, int64_t head) const {
     return std::clamp<int64_t>(mask_.first_key[offset_of(batch, head)], 0, keys_);
   }

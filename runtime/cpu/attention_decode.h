@@ -8,7 +8,7 @@
 
 namespace rondo::cpu {
 
-// Note [Base 2] in attention.cc.
+// Factors to convert to base 2 and back: Note [Base 2] in attention.cc.
 inline constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
 template <class A> inline constexpr A kInfinity = std::numeric_limits<A>::infinity();
 

@@ -14,33 +14,34 @@ template <class T, bool kPairs = std::is_same_v<T, BFloat16>&& kMultipliesPairs>
   using Element = A;
   // How many numbers along the depth one element holds.
   static constexpr int64_t kDepth = 1;
-  // How a product of scores starts. q is multiplied by the scores' factor when it is packed, so the tile needs none.
+  // How a product of scores starts. q is multiplied by the scores' factor when it is packed, so the product applies
+  // none.
   static constexpr Start kScores = Start::kZero;
   // Rows of the compute type are read in place; others are packed to rows of `stride_of(cols)` elements.
   static constexpr bool kDirect = std::is_same_v<T, A>;
   static int64_t stride_of(int64_t cols) { return round_up(cols, kWidth<A>); }
 
-  // A left operand whose rows are those of the source.
+  // Returns a left operand whose rows are the source's rows.
   static LeftOperand<A, false> left_rows(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
     if constexpr (kDirect) return {rows, stride};
     else return {right_rows(rows, stride, n, cols, packed), stride_of(cols)};
   }
-  // A left operand whose rows are the source's columns.
+  // Returns a left operand whose rows are the source's columns.
   static LeftOperand<A, true> left_columns(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
     if constexpr (kDirect) return {rows, stride};
     else return {right_rows(rows, stride, n, cols, packed), stride_of(cols)};
   }
-  // A right operand whose depth runs over the source's rows.
+  // Returns a right operand whose depth runs over the source's rows.
   static const A* right_rows(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
     pack_rows<T>(rows, stride, n, cols, packed, stride_of(cols));
     return packed;
   }
-  // A right operand whose depth runs over the source's columns, times `factor`.
+  // Packs a right operand whose depth runs over the source's columns, times `factor`.
   static void right_columns(const T* rows, int64_t stride, int64_t n, int64_t cols, A factor, A* packed,
                             int64_t packed_stride) {
     pack_transposed<T>(rows, stride, n, cols, factor, packed, packed_stride);
   }
-  // `weights` [keys, stride] as an operand whose depth runs over the keys, in rows of `stride` elements.
+  // Returns `weights` [keys, stride] as an operand whose depth runs over the keys, in rows of `stride` elements.
   static const A* by_keys(const A* weights, int64_t, int64_t, int, A*) { return weights; }
   // The same with a depth over the queries, in rows of stride / kDepth elements.
   static const A* by_queries(const A* weights, int64_t, int64_t, int, A*) { return weights; }
@@ -52,7 +53,7 @@ template <> struct TileOperands<BFloat16, true> {
   using T = BFloat16;
   using Element = BFloat16Pair;
   static constexpr int64_t kDepth = 2;
-  // q is packed unchanged, because the product with the factor would be rounded again. The tile applies the factor.
+  // q is packed unchanged, because q times the factor would have to be rounded again. The product applies the factor.
   static constexpr Start kScores = Start::kTimes;
   static int64_t stride_of(int64_t cols) { return round_up(cols, kWidth<A>); }
 
@@ -94,7 +95,7 @@ template <> struct TileOperands<BFloat16, true> {
       }
   }
   static const Element* by_keys(const A* weights, int64_t stride, int64_t keys, int vectors, Element* packed) {
-    // 0, 16, 1, 17, ...
+    // The order that interleaves the two halves: 0, 16, 1, 17, ...
     const auto mixed = (__m512i)(((BitVector<A>)lane_numbers<A>() + 16) << 16 | (BitVector<A>)lane_numbers<A>());
     for_row_pairs(weights, stride, keys, vectors, [&](int64_t j, int64_t i, __m512i both) {
       put(packed + j / 2 * stride + i, (Vector<A>)_mm512_permutexvar_epi16(mixed, both));
@@ -113,7 +114,7 @@ template <> struct TileOperands<BFloat16, true> {
 
  private:
   static void put(Element* to, Vector<A> pairs) { __builtin_memcpy(static_cast<void*>(to), &pairs, sizeof(pairs)); }
-  // The next pairs of a row with `n` numbers left; 0 after its end.
+  // Loads the next pairs of a row that has `n` more numbers. Numbers after the end of the row are 0.
   static Vector<A> load_pairs(const T* p, int64_t n) {
     Vector<A> pairs{};
     std::memcpy(&pairs, p, static_cast<size_t>(std::min<int64_t>(n, 2 * kWidth<A>)) * sizeof(T));

@@ -23,7 +23,7 @@ struct Indices {
 // position in that order.
 void require_in_range(const char* op, const Indices& indices, int64_t size, bool at_position,
                       std::source_location where);
-// The same for indices that are known to contain a bad one.
+// Throws the same error for indices that are known to contain a bad one.
 [[noreturn]] void throw_bad_index(const char* op, const Tensor& indices, int64_t size, bool at_position,
                                   std::source_location where);
 

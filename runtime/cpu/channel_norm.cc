@@ -16,14 +16,15 @@
 namespace rondo::cpu {
 namespace {
 
-// A dense x, seen as (batch, channels, pixels). If pixels is 1 (also if the channels are the last dimension), the
-// channels of a row are adjacent in memory: by_columns().
+// A dense x, seen as (batch, channels, pixels). If pixels is 1, for example because the channels are the last
+// dimension, the channels of a row are adjacent in memory: by_columns().
 struct ChannelLayout {
   int64_t batch, channels, pixels;
   bool by_columns() const { return pixels == 1; }
 };
 
-// Returns nullopt if x is empty, or if the sums of the decomposition have another order: a single channel is one row.
+// Returns nullopt if x is empty, or if it has a single channel: the decomposition then sums x as one row, in another
+// order.
 std::optional<ChannelLayout> channel_layout(const Dims& x, const Attrs& attrs) {
   const int dim = ops::channel_dim(attrs);
   if (x.numel() == 0 || x[dim] == 1) return std::nullopt;
@@ -41,7 +42,7 @@ void run_channel_parts(const KernelContext& context) {
   for (size_t i = 0; i < made.size(); ++i) context.outputs[i].copy_(made[i]);
 }
 
-// One number for each channel, in the compute type. Empty for an undefined tensor.
+// Returns the numbers of `t`, one for each channel, in the compute type. Empty if `t` is undefined.
 template <class C> std::vector<C> numbers_of(const Tensor& t) {
   if (!t.defined()) return {};
   const Tensor wide = t.to(dtype_of<C>).contiguous();
@@ -83,8 +84,8 @@ void normalise_channels(const ChannelLayout& layout, const T* x, const std::vect
   else run([=](C v, int64_t c) { return (v - m[c]) * s[c] + b[c]; });
 }
 
-// For each channel, the sum of the gradient, and the sum of the gradient times the centred x. The order is that of
-// Note [Runs] in ops/reduction_order.h.
+// Sums, for each channel, the gradient, and the gradient times the centred x. The order is that of Note [Runs] in
+// ops/reduction_order.h.
 template <class T, class C>
 void sum_channels(const ChannelLayout& layout, const T* grad, const T* x, const std::vector<C>& mean,
                   std::vector<C>& sum_g, std::vector<C>& sum_gx) {

@@ -1,5 +1,6 @@
-// Kernels of conv2d and its gradients. f32 and bf16 run in oneDNN. f16 runs through f32 copies, and so does bf16 if
-// oneDNN does not support the convolution. f64 runs as products of patches, and so does f32 in that case.
+// Kernels of conv2d and its gradients. f32 and bf16 run in oneDNN if it supports the convolution. If it does not, f32
+// runs as products of patches (convolution_patches.h), and bf16 through f32 copies. f16 always runs through f32 copies,
+// and f64 always as products of patches.
 #include "rondo/runtime/ops/convolution.h"
 
 #include "rondo/runtime/autograd/autograd.h"
@@ -27,7 +28,7 @@ struct Tensors {
             .bias = bias.defined() ? bias.impl()->data() : nullptr,
             .output = output.impl()->data()};
   }
-  // Replaces each tensor that is read by fn(tensor).
+  // Replaces each tensor t that the call reads by fn(t).
   template <class F> void each_operand(F fn) {
     for (Tensor* t : {&input, &weight, &bias, &output})
       if (t->defined() && t != &result()) *t = fn(*t);

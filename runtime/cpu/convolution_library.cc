@@ -81,18 +81,17 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
   return known ? std::optional(blocks) : std::nullopt;
 }
 
-// For some convolutions an older kernel of the library is faster than its first choice. Returns the prefix of that
-// kernel's name, or null to keep the first choice. Measurements:
-//
-// 1x1 in f32, one thread, version 2.6, Zen 4, (256, 56, 56) to 128 channels: 82 GFLOP/s, with the older kernel 115. On
-// an Intel processor with AMX both take about the same time in versions 2.6 and 3.7: the newer kernel takes 0.87 to 1.2
-// of the older one's time, but 0.56 for 2048 to 512 channels of 7 x 7.
-//
-// With few pixels, the time to pack the weight matters. 3x3, 512 to 512 channels, version 2.6, Zen 4: packing takes
-// 1.0 ms in f32 and 2.5 ms in bf16; for the older kernel it takes 0.6 and 0.4 ms. Version 3.7, Intel, 7 x 7 pixels,
-// packing and computing, newer and older kernel: forward in bf16 1.01 and 0.86 ms, in f32 2.48 and 2.44 ms. For the
-// gradient of the input only version 3 has a newer kernel: in f32 4.0 and 2.4 ms (with AVX2 3.1 and 2.6 ms); in bf16
-// 1.12 and 1.02 ms, but 1.32 and 1.48 ms for two images, so in bf16 the newer one is kept.
+// For some convolutions an older kernel of the library is faster than its first choice, a newer kernel. Returns the
+// prefix of the older kernel's name, or null to keep the first choice. Measured, the newer and then the older kernel:
+// - 1x1 in f32, (256, 56, 56) to 128 channels, one thread of Zen 4, version 2.6: 82 and 115 GFLOP/s.
+// - 1x1 in f32 on an Intel processor with AMX, versions 2.6 and 3.7: about the same time. The newer kernel takes 0.87
+//   to 1.2 of the older one's time, but 0.56 for 2048 to 512 channels of 7 x 7.
+// With few pixels, the time to pack the weight matters. 3x3, 512 to 512 channels:
+// - Version 2.6, Zen 4, packing alone: 1.0 and 0.6 ms in f32, 2.5 and 0.4 ms in bf16.
+// - Version 3.7, Intel, 7 x 7 pixels, packing and forward: 1.01 and 0.86 ms in bf16, 2.48 and 2.44 ms in f32.
+// - The same for the gradient of the input, for which only version 3 has a newer kernel: in f32 4.0 and 2.4 ms (with
+//   AVX2 3.1 and 2.6 ms); in bf16 1.12 and 1.02 ms, but 1.32 and 1.48 ms for two images. So in bf16 the newer kernel is
+//   kept.
 const char* older_kernel(std::string_view favourite, const ConvolutionCall& part, const ConvolutionCall& whole) {
   constexpr int64_t kFewPixels = 2048;
   const bool few = whole.batch * whole.output[0] * whole.output[1] <= kFewPixels;
@@ -183,8 +182,8 @@ class LibraryConvolution::Conversion {
     images_ = layout.sizes[0], channels_ = layout.sizes[1], pixels_ = layout.sizes[2] * layout.sizes[3];
     image_ = layout.strides[0], step_ = layout.strides[1];
     is_half_ = type_of(usual) == dnnl::memory::data_type::bf16;
-    // The library converts 16-bit numbers line by line, which is faster than Rondo's tiles. But not if lines are a
-    // large power of two apart: such lines share few sets of the caches.
+    // The library converts 16-bit numbers line by line. This is faster than Rondo's tiles, unless lines are a large
+    // power of two apart: such lines share few sets of the caches.
     if (is_half_ && channels_ * 2 % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
   }
   void run(std::byte* usual, std::byte* last) const {
@@ -341,7 +340,8 @@ LibraryConvolution::Cut LibraryConvolution::cut_of(const ConvolutionCall& call, 
   int64_t wanted = static_cast<int64_t>(
       std::clamp(work * static_cast<double>(call.batch), 1.0, static_cast<double>(kMost)));
   if (call.computes == Computes::kWeight) {
-    // Each piece writes a whole weight, which is read again. This is worthwhile for at least kPixels pixels per piece.
+    // Each piece writes sums for the whole weight, which are read again to add them up. This is worthwhile if a piece
+    // has at least kPixels pixels.
     constexpr int64_t kPixels = 256, kMostBytes = 64 << 20;
     const int64_t pixels = call.batch * call.output[0] * call.output[1], weights = call.outputs * call.taps();
     const int64_t most = std::min(std::max<int64_t>(1, pixels / kPixels),
@@ -397,7 +397,8 @@ bool LibraryConvolution::add_slices(int64_t slices) {
 // Adds a piece: rows of one image, or several whole images.
 bool LibraryConvolution::add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image) {
   if (part.input[0] < 1 || part.output[0] < 1 || part.padding_before[0] < 0) return false;
-  // The library computes the output size from these numbers: less than a stride of rows may be unused at the end.
+  // The library computes the number of output rows from the input rows and the padding. So at the end of the input,
+  // fewer rows than the stride may be unused.
   const int64_t end = (part.output[0] - 1) * part.stride[0] + part.reach(0) - part.padding_before[0];
   if (part.input[0] - end >= part.stride[0]) return false;
   const Primitive* const primitive = primitive_of(part);
@@ -427,7 +428,7 @@ bool LibraryConvolution::prepare(const Cut& cut) {
       int64_t in = 0, in_end = call_.input[0], out = 0, out_end = call_.output[0];
       const int64_t begin = rows * band / cut.bands, end = rows * (band + 1) / cut.bands;
       if (cut.bands > 1 && by_input) {
-        // The output rows whose kernels read one of these input rows.
+        // The band's output rows: those whose kernels read one of its input rows.
         in = begin, in_end = end;
         out = std::clamp<int64_t>((begin + padding_before - reach + stride) / stride, 0, call_.output[0]);
         out_end = std::clamp<int64_t>((end - 1 + padding_before) / stride + 1, 0, call_.output[0]);
@@ -461,7 +462,7 @@ void LibraryConvolution::plan_packing() {
   if (given == packed && !unpacks) return;
   blocks_ = blocks_of(call_, packed);
   if (blocks_) return;
-  constexpr int64_t kBlock = 64, kElements = 1 << 16;  // a multiple of the blocks in the library's layouts
+  constexpr int64_t kBlock = 64, kElements = 1 << 16;  // kBlock: a multiple of the blocks in the library's layouts
   const dnnl::memory::dims all = sizes_of(given);
   int64_t each = 1;
   for (size_t d = 1; d < all.size(); ++d) each *= all[d];
@@ -479,7 +480,7 @@ void LibraryConvolution::plan_packing() {
   const OneLibraryThread alone;
   try {
     plan(rows);
-  } catch (const dnnl::error&) {  // the layout cannot be cut there
+  } catch (const dnnl::error&) {  // the layout cannot be cut between these rows
     throw_if_out_of_memory();
     packing_.clear();
     packing_.push_back(std::make_unique<const Step>(unpacks ? packed : given, unpacks ? given : packed));
@@ -561,7 +562,8 @@ std::shared_ptr<const LibraryConvolution> LibraryConvolution::get(const Convolut
     Cut cut = cut_of(call, /*may_slice=*/true);
     bool done = prepare(cut);
     if (!done && cut.slices > 1) done = prepare(cut = cut_of(call, false));
-    // The library may refuse bands, or the smaller piece of the last images. Tries without these.
+    // The library may refuse bands, or the smaller piece of the last images. Then tries one whole image per piece, and
+    // after that all images in one piece.
     if (!done && cut.bands > 1) done = prepare({1, 1});
     if (!done) done = prepare({call.batch, 1});
     if (!done) {

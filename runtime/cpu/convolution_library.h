@@ -1,4 +1,4 @@
-// A convolution that oneDNN computes, prepared except for the addresses of its operands. f32 and bf16. Thread safe.
+// A convolution in f32 or bf16 that oneDNN computes, prepared except for the addresses of its operands. Thread safe.
 //
 // Internally activations are always channels last, the library's fast layout. An operand in the usual layout is
 // converted piece by piece, by the thread that uses it. So the result does not depend on the layouts, bit for bit.

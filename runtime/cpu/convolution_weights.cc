@@ -42,7 +42,8 @@ template <class Fn> void for_each_block(const WeightBlocks& w, Fn fn) {
 }
 
 // Calls fn(strip, places) for all channels and taps of a block. `strip`: the offset, in the caller's weight, of W
-// adjacent elements of the block's first output. `places`: their offsets in a packed block with inner outputs.
+// adjacent elements of the block's first output. `places`: the offsets of these elements in a packed block with
+// outputs_inner.
 template <class Fn> void for_each_strip(const WeightBlocks& w, Fn fn) {
   const int64_t lines = w.channels_last ? w.taps : 1, length = kWeightBlock * (w.channels_last ? 1 : w.taps);
   for (int64_t line = 0; line < lines; ++line) {
@@ -88,7 +89,7 @@ void pack_channels_inner(const WeightBlocks& w, const float* from, float* to, Li
           const int64_t n = std::min<int64_t>(W, w.taps - tap);
           Vec rows[W];
           for (int64_t i = 0; i < W; ++i) {
-            // Lanes after the taps are not used. After the last channel they must not even be read.
+            // Lanes after the last tap are not used. After the last channel, they must not even be read.
             const float* const at = source + i * w.taps + tap;
             rows[i] = i * w.taps + tap + W <= (kWeightBlock - channel) * w.taps ? load(at) : load(at, n);
           }

@@ -13,7 +13,7 @@ namespace {
 // The elements that are drawn together: 16 counters of four words each, which fill a vector.
 constexpr int kCounters = 16, kGroup = 4 * kCounters;
 
-// Word k of counter j goes to element 4 j + k of the group.
+// Draws the random words of a group. Word k of counter j goes to element 4 j + k.
 inline void draw_group(uint64_t seed, uint64_t offset, uint64_t first_counter, uint32_t (&words)[kGroup]) {
   PhiloxWords<kCounters> w[4];
   draw<kCounters>(seed, offset, counters_from<kCounters>(first_counter, 1), w);

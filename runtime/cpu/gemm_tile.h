@@ -27,7 +27,7 @@ template <class A> inline constexpr int kTileColumns = kTileVectors* kWidth<A>;
 // sums are multiplied by one factor at the end. kTotal: from 0, and the sums are added to C at the end.
 enum class Start { kZero, kAdd, kScale, kTimes, kTotal };
 
-// Note [Pairs].
+// Two bf16 numbers that are adjacent along the depth: Note [Pairs].
 struct BFloat16Pair {
   BFloat16 first, second;
 };

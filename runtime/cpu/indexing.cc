@@ -109,8 +109,8 @@ void scatter_kernel(const KernelContext& context) {
 
 namespace {
 
-// The arguments for write_row_sums() if the call sums whole rows: the index is the same along all dimensions after
-// `dim`, and dimensions before it have size 1. nullopt otherwise. `onto`: null for zeros.
+// Returns the arguments for write_row_sums() if the call sums whole rows: the index is the same along all dimensions
+// after `dim`, and dimensions before it have size 1. Returns nullopt for all other calls. `onto`: null for zeros.
 std::optional<RowSums> row_sums(const Tensor& values, const Tensor& index, const Tensor& out, int dim,
                                 const void* onto) {
   const Dims &sizes = index.sizes(), &steps = values.strides();

@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kTile = 64;    // rows and columns of a tile
 constexpr int64_t kSquare = 16;  // rows and columns of a square that is transposed in registers
 
-// Transposes a square. `from` has columns of kSquare adjacent elements; columns are `step` apart, rows of `to` `width`.
+// Transposes a square. Columns of `from` are kSquare adjacent elements, and `step` elements apart. Rows of `to` are
+// `width` elements apart.
 template <class Word> void transpose_square(const Word* from, int64_t step, Word* to, int64_t width) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Word) == 4) {
@@ -155,8 +156,8 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
   const int64_t rows = space.sizes[last - 1];  // rows at a constant step
   whole.out_step = space.strides[0][last - 1] * width[0];
   for (int k = 0; k < N; ++k) whole.steps[k] = space.strides[k + 1][last - 1] * width[k + 1];
-  // A transposed operand (rows adjacent in memory, columns apart) is read in tiles. They are copied to the layout of
-  // the result first.
+  // A transposed operand (rows adjacent in memory, columns apart) is read in tiles. Each tile is first copied to the
+  // layout of the result.
   Tiles<N> tiles{.width = width};
   for (int k = 1; k <= N; ++k) {
     tiles.transposed[k] = std::abs(space.strides[k][last]) > 1 && space.strides[k][last - 1] == 1;

@@ -1,4 +1,4 @@
-// Vectorised Philox: the same words as philox() in random.h, for several counters at once.
+// Vectorised Philox: the same random words as philox() in random.h, for several counters at once.
 //
 // Note [Wide lanes]. A round needs the full 64-bit products of 32-bit numbers, and processors multiply the low halves
 // of 64-bit lanes. So each word is in the low half of a 64-bit lane, and the upper half is arbitrary. The low half of a
@@ -13,7 +13,7 @@
 
 namespace rondo::cpu {
 
-// One number for each of kLanes counters.
+// Types of vectors with one number for each of kLanes counters.
 template <int kLanes> struct PhiloxLanes {
   typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
   typedef uint64_t Counters __attribute__((vector_size(8 * kLanes)));

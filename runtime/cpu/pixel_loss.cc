@@ -71,7 +71,7 @@ template <class T> class PixelTile {
   }
   int64_t n() const { return n_; }
 
-  // The logits of the pixels in row y, by class.
+  // Computes the logits of the pixels in row y, by class.
   C* at_row(int64_t y) {
     const C below = grid_.rows.weight[y], above = C(1) - below;
     if (below == C(0)) {  // without `lower_`, which may be infinite: 0 times infinity is NaN
@@ -85,7 +85,7 @@ template <class T> class PixelTile {
     }
     return values_.data();
   }
-  // The logsumexp over classes, for each pixel of the row that at_row() has computed.
+  // Computes the logsumexp over classes, for each pixel of the row that at_row() has computed.
   void logsumexp(C* lse) {
     std::copy_n(values_.data(), kTile, top_.data());
     for (int64_t c = 1; c < grid_.classes; ++c) {
@@ -211,8 +211,9 @@ template <class T> void pixel_gradient(const KernelContext& context, const Tenso
   parallel_for(grid.batch * grid.h, 1, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / grid.h, k = at % grid.h;
-      // By class: from the band below this row, from the band above it, and the second part of the last band, which
-      // also belongs to the last row.
+      // The gradient of row k, by class, is a sum of parts. `own`: what band k adds to the row above it. `before`: what
+      // band k - 1 adds to the row below it. `last`: the last band has no row below it, so its second part belongs to
+      // the last row, too.
       const C* const own = &sums[static_cast<size_t>(at * 2 * row)];
       const C* const before = k > 0 ? own - row : nullptr;
       const C* const last = k == grid.h - 1 ? own + row : nullptr;

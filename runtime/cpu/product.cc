@@ -220,7 +220,8 @@ bool columns_conflict(const MatmulCall& call) {
   return apart >= kPage || (apart >= kPage / 4 && whole >= kOwnCache && call.a.column == 1);
 }
 
-// At most `most` parts of at least `least` each. A power of two, so that 2, 4 or 8 threads get equal shares.
+// Returns the number of parts: at most `most`, and each of at least `least`. It is a power of two, so that 2, 4 or 8
+// threads get equal shares.
 int64_t parts(int64_t size, int64_t least, int64_t most) {
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(size / least, 1, most))));
 }
@@ -358,8 +359,8 @@ std::string library_kernel(memory::data_type type) {
 
 // Note [Whose product]. oneDNN runs products in bf16 and f32 if it has a vectorised kernel for them, as with AVX-512.
 // Without AVX-512, its versions 2 run f32 products in gemm, which does not pack the operands of a call with less than
-// about 320 rows. Rows that are a multiple of 4 KiB apart then share a few sets of the L1 cache. And the cuts that keep
-// its bits leave threads without work. So Rondo's tiled product is used. Measured on 2 cores of a Zen 4 with
+// about 320 rows. Rows that are a multiple of 4 KiB apart then share a few sets of the L1 cache. Also, cuts that do not
+// change gemm's bits leave threads without work. So Rondo's tiled product is used. Measured on 2 cores of a Zen 4 with
 // ONEDNN_MAX_CPU_ISA=AVX2, built for x86-64-v3, in GFLOP/s: uncut gemm on its own threads, then the tiled product:
 //   (32 x 256)(256 x 1024) nn 86, 153; nt 147, 141     (128 x 1024)(1024 x 1024) nn 92, 161; nt 165, 160
 //   (2048 x 1024)(1024 x 2048) nn 217, 211             (2048 x 3072)(3072 x 768) nn 209, 185

@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kBucketBytes = 1 << 16;      // bytes of a bucket's sums: about an L1 cache
 constexpr int64_t kMostBytes = 1 << 19;        // limit of larger buckets: half of a core's L2 cache
 constexpr int64_t kManyBuckets = 1 << 9;       // if there would be more buckets, they become larger
-constexpr int64_t kMostBuckets = 1 << 12;      // their ends stay in the L1 cache while indices are distributed
+constexpr int64_t kMostBuckets = 1 << 12;      // limit: their ends stay in the L1 cache while indices are distributed
 constexpr int64_t kPiece = 1 << 14;            // least number of indices for which waking a thread is worthwhile
 constexpr int64_t kBlock = 1 << 11;            // indices that are checked together and then counted
 constexpr int64_t kBytesAhead = 12 << 10;      // bytes of values that are prefetched ahead
@@ -217,7 +217,7 @@ template <class T, class Word> class RowSummer {
     if (streams_) stream_copy(to, from, bytes);
     else std::memcpy(static_cast<void*>(to), from, bytes);
   }
-  // May overwrite `total`.
+  // Writes a row of the result. May overwrite `total`.
   void write_row(int64_t row, C* total) const {
     T* const to = out_ + row * sums_.cols;
     const T* const from = onto_ == nullptr ? nullptr : onto_ + row * sums_.cols;

@@ -21,7 +21,7 @@ template <class A> class Scratch {
   }
   // True if the memory keeps its values until the thread creates another Scratch<A>: it is the thread's reused block.
   bool lasts() const { return own_.empty(); }
-  // `count` elements, aligned to a cache line, of unspecified value.
+  // Returns memory for `count` elements, aligned to a cache line. Its values are unspecified.
   template <class E = A> E* take(int64_t count) {
     static_assert(sizeof(E) == sizeof(A));
     E* buffer = reinterpret_cast<E*>(next_);

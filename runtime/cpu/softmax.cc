@@ -28,7 +28,8 @@ template <bool kColumns> struct Lines {
     if constexpr (kColumns) reduce_columns<C>(length, width, kLeast, value, larger, to);
     else *to = max_row<C>(length, [&](int64_t k) { return value(k, 0); });
   }
-  // True if streaming a result of `bytes` bytes in such blocks is faster. This block begins at `to`.
+  // True if streaming is faster for a result of `bytes` bytes that is written in such blocks. This block begins at
+  // `to`.
   template <class T> bool streams(const T* to, int64_t bytes) const {
     const auto size = static_cast<int64_t>(sizeof(T));
     return kColumns && is_streamed(to, bytes, width * size) && is_streamed(to, bytes, step * size);

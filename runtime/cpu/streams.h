@@ -1,7 +1,7 @@
 // Non-temporal stores, which bypass the caches, for results that are larger than the caches. A normal store first reads
 // the cache line that it overwrites. For kernel sources only.
 //
-//   if (is_streamed(bytes)) { stream_copy(to, from, n); ...; end_streams(); }  else std::memcpy(to, from, n);
+//   if (is_streamed(to, n, n)) { stream_copy(to, from, n); ...; end_streams(); }  else std::memcpy(to, from, n);
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace rondo::cpu {
 
 inline constexpr size_t kStreamLine = 64;  // bytes of a cache line
-// The least bytes of a result that is streamed: it would not stay in the caches until it is read.
+// The size in bytes from which on a result is streamed: it would not stay in the caches until it is read.
 inline constexpr int64_t kLeastStreamed = 32 << 20;
 
 // True if streaming a result of `bytes`, written in pieces of `piece` bytes from `to` on, is faster. It is not if a

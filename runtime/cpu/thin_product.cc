@@ -21,7 +21,7 @@ constexpr int kDotChains = 2;
 constexpr int64_t kStep = kDotChains * kLanes;
 constexpr int kParts = kLanes / kWidth<float>;  // vectors that hold the lanes of one chain
 
-// One step of elements, as vector `part` of the lanes for both chains.
+// One vector of lanes for each of the two chains. load_step() loads vector `part` of the lanes from a step of elements.
 template <class T> struct Chains { Vector<float> of[kDotChains]; };
 [[gnu::always_inline]] inline Chains<float> load_step(const float* p, int part) {
   return {{load(p + part * kWidth<float>), load(p + kLanes + part * kWidth<float>)}};

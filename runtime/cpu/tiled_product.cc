@@ -33,10 +33,10 @@ int64_t blocks_of(int64_t depth) { return (depth + kDepth - 1) / kDepth; }
 struct Tiling {
   int64_t rows, columns;                         // of a tile: multiples of kTileRows and of kPanel
   int64_t down = 1, across = 1;                  // number of tiles in each direction
-  bool keeps_left = false, keeps_right = false;  // a thread keeps A's rows, B's columns for the whole depth
+  bool keeps_left = false, keeps_right = false;  // a thread keeps A's rows or B's columns of a tile for the whole depth
 };
 
-// Tiles of equal size, as large as `rows` and `columns` allow.
+// Cuts C into tiles of equal size, which are as large as `rows` and `columns` allow.
 Tiling tiles(const MatmulCall& call, int64_t rows, int64_t columns) {
   const auto part = [](int64_t size, int64_t most, int64_t block) {
     const int64_t parts = (size + most - 1) / most;

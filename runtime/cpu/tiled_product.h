@@ -1,6 +1,6 @@
 // Products of f32, bf16 and f16, computed in f32. Used if oneDNN has no kernel or a slower one: on processors without
-// AVX-512. oneDNN's portable kernel (aarch64) uses no vectors. When it adds to C, it rounds differently than an
-// addition after the product, which exact mode needs.
+// AVX-512. On aarch64, oneDNN's portable kernel uses no vectors. Also, if that kernel adds a product to C, it rounds
+// differently than an addition after the product, and exact mode needs the rounding of the addition.
 #pragma once
 
 #include "rondo/runtime/ops/matmul_call.h"

@@ -1,4 +1,5 @@
-// Copies a matrix to its transpose, or back, tile by tile; tiles of floats in registers. For kernel sources only.
+// Copies a matrix to its transpose, or back, tile by tile. Tiles of floats are transposed in registers. For kernel
+// sources only.
 #pragma once
 
 #include <algorithm>

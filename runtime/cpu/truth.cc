@@ -106,7 +106,7 @@ template <bool kAny, class Word> class Search {
     for (int d = 0; d < space.sizes.rank(); ++d) end_ += (space.sizes[d] - 1) * space.strides[0][d];
     const int inner = space.sizes.rank() - 1;
     step_ = space.strides[0][inner];
-    // Reads words, unless these would read many cache lines without elements of the tensor.
+    // Reads whole words of hits, unless these would touch many cache lines that hold no elements of the tensor.
     const int64_t span = (space.sizes[inner] - 1) * step_ + 1;
     const int64_t gap = inner > 0 ? space.strides[0][inner - 1] - span : 0, waste = std::min(kWord - span, gap);
     dense_ = step_ <= kLine && waste <= std::max(kLine, span);
@@ -177,7 +177,7 @@ template <bool kAny, class Word> class Search {
     const int64_t span = (n - 1) * step_ + 1;
     return span < kWord ? (hits(x) & mask_ & lowest_bits(span)) != 0 : any_hit_of_words(x, span);
   }
-  // The same for `span` >= 64 adjacent elements. The last word overlaps the one before it.
+  // Like any_hit(), for `span` >= 64 adjacent elements. The last word overlaps the one before it.
   bool any_hit_of_words(const Word* x, int64_t span) const {
     const int64_t advance = per_word_ * step_;
     uint64_t found = 0;
@@ -204,7 +204,7 @@ template <bool kAny, class Word> class Search {
                  });
   }
 
-  // For rows with one result each.
+  // Searches rows that have one result each.
   void rows() const {
     const int64_t n = space_.sizes[1], pitch = space_.strides[0][0];
     parallel_for(space_.sizes[0], std::max<int64_t>(1, kElementwiseGrain / n), [&](int64_t begin, int64_t end) {
@@ -216,7 +216,7 @@ template <bool kAny, class Word> class Search {
         for (int64_t r = begin; r < end; ++r) out_[r] = any_hit(x_ + r * pitch, n) == kAny;
     });
   }
-  // For rows that fit into a word, which contains one or more rows.
+  // Searches rows that fit into a word of hits. A word contains one or more rows.
   void short_rows(int64_t begin, int64_t end) const {
     typedef int8_t Bytes __attribute__((vector_size(8)));
     const int64_t pitch = space_.strides[0][0], span = position(space_.sizes[1] - 1) + 1;
@@ -235,7 +235,8 @@ template <bool kAny, class Word> class Search {
     }
     for (; first < end; ++first) out_[first] = ((hits(x_ + first * pitch) & row) != 0) == kAny;
   }
-  // For rows at most 8 elements apart: the hits of 8 rows fill `pitch` bytes and are spread to one byte for each row.
+  // Searches rows that are at most 8 elements apart: the hits of 8 rows fill `pitch` bytes, and are spread to one byte
+  // for each row.
   void tiny_rows(int64_t begin, int64_t end, int64_t pitch, int64_t span, uint64_t row) const {
     typedef uint8_t Bytes __attribute__((vector_size(64)));
     const int64_t at_once = kBlock / pitch / 64 * 64;
@@ -277,7 +278,8 @@ template <bool kAny, class Word> class Search {
     return all_needed ? std::clamp<int64_t>(kLong / pitch, 1, rows) : 1;
   }
 
-  // For a last dimension that is kept, or short lines. ORs the hits of rows, which the last reduced dimension counts.
+  // Searches if the last dimension is kept, or if lines are short. ORs the hits of rows, which the last reduced
+  // dimension counts.
   void columns() const {
     constexpr int64_t kWords = 64, kElements = 1 << 18;  // limits: words per row, elements per block
     const int inner = space_.sizes.rank() - 1;
@@ -340,7 +342,8 @@ template <bool kAny, class Word> class Search {
   uint64_t mask_ = 0, last_mask_ = 0;  // the bits of these elements, from the lowest bit up and from the highest down
 };
 
-// The dimensions in the order of the input's memory, with strides of the input and of the output (0 if reduced).
+// Returns the dimensions in the order of the input's memory, with strides of the input and of the output (0 if
+// reduced).
 IterationSpace<2> space_of(const Tensor& x, int64_t mask) {
   const int rank = x.rank();
   std::array<int64_t, kMaxRank> out_strides = {};

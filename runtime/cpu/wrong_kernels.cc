@@ -8,7 +8,7 @@ namespace {
 
 using Computes = ConvolutionCall::Computes;
 
-// library() opens only a library of the same major version as the headers.
+// library() opens only a library of the headers' major version, so DNNL_VERSION_MAJOR is the library's version, too.
 constexpr bool kVersion2 = DNNL_VERSION_MAJOR == 2;
 
 bool is_amx(std::string_view kernel) { return kernel.find("amx") != kernel.npos; }

@@ -21,7 +21,7 @@
 namespace rondo::cuda {
 namespace {
 
-// A ModulePtr and a FunctionPtr point to these.
+// A ModulePtr points to a LoadedImage, a FunctionPtr to a NamedFunction.
 struct NamedFunction;
 struct LoadedImage {
   std::string image;
@@ -33,7 +33,7 @@ struct NamedFunction {
 };
 
 constexpr size_t kHostPage = 4096;
-constexpr size_t kMemory = size_t{1} << 40;  // enough for whatever is compiled
+constexpr size_t kMemory = size_t{1} << 40;  // bytes of the device: enough for any model that is compiled
 constexpr size_t kHostAlignment = 256;
 
 // The little state that an absent device has.

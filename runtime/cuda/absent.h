@@ -5,9 +5,10 @@
 //   model.to(gpu.device());
 //   model.loss(x, y).backward();        // compiles; the loss is a number without a meaning
 //
-// Copies to the device and back are made, so a program reads back what it has copied there. Kernels, products and fills
-// of more than a page are not run: results are zeros, or the old contents of the memory. Memory that is never written
-// takes only address space, so a model may be larger than this machine's memory. All calls are synchronous.
+// Copies to and from the device are carried out, so a program can read back what it copied to the device. Kernels,
+// products, and fills of more than a page are not run: their results are zeros, or the old contents of the memory.
+// Memory that is never written takes only address space, so a model may be larger than this machine's memory. All calls
+// are synchronous.
 //
 // Only one may exist at a time, and no other thread may use CUDA while it lives. After it was destroyed, the device's
 // tensors may only be destroyed, not used.
@@ -24,11 +25,12 @@ namespace rondo::cuda {
 
 // A launch that a real device would have got.
 struct AbsentLaunch {
-  // The function's name. "cublasLtMatmul": a product, "cudnnBackendExecute": a plan, and nothing below is set.
+  // The kernel's name. "cublasLtMatmul" stands for a product, and "cudnnBackendExecute" for a plan of cuDNN. Then the
+  // fields below are not set.
   const char* name;
   const std::string* image;  // the cubin, or PTX, that was loaded
   Dim3 grid, block;
-  unsigned shared_bytes;  // dynamic
+  unsigned shared_bytes;  // dynamic shared memory
 };
 
 class AbsentDevice {

@@ -88,7 +88,7 @@ void* Allocator::allocate(size_t bytes) {
     }
     device_.drop_finished();
     lock.lock();
-    // Blocks that are freed but kept may be enough, once the driver has them again.
+    // Free segments that the cache holds may be enough, once they are given back to the driver.
     release_free_segments(0);
     if (!caching_) data = take_uncached(size);
     else if ((data = take(size)) == nullptr && add_segment(size)) data = take(size);
@@ -105,7 +105,7 @@ void Allocator::deallocate(void* data, size_t bytes) noexcept {
   const auto address = reinterpret_cast<DevicePtr>(data);
   const auto size = static_cast<int64_t>(block_bytes(bytes));
   const auto found = used_.find(address);
-  if (found == used_.end()) return;  // its device was closed since
+  if (found == used_.end()) return;  // the block's device was closed in the meantime
   Block* block = found->second;
   in_use_ -= size;
   if (!caching_) {
@@ -166,13 +166,14 @@ Allocator::FreeBlocks::node_type Allocator::place_of(Block* block) {
   return list.extract(list.begin());
 }
 
-// Cuts off the rest of a free block, unless it is a small rest of a large block, which would be of no use.
+// Takes the smallest free block that is large enough, and splits off what is left of it. In large segments, a small
+// remainder is not split off, because it would serve no request.
 void* Allocator::take(size_t size) {
   FreeBlocks& free = free_[size <= kSmall];
   const auto found = free.lower_bound({{size, 0}, nullptr});
   if (found == free.end()) return nullptr;
   Block* const block = found->second;
-  // Allocates host memory first, so that nothing has changed if there is none.
+  // Allocates host memory first: if that throws, nothing has changed yet.
   std::unique_ptr<Block> rest;
   FreeBlocks::node_type place_of_rest;
   if (block->bytes - size >= (block->segment->small ? kStep : kSmall)) {
@@ -201,7 +202,8 @@ bool Allocator::add_segment(size_t size) {
 
 bool Allocator::add_segment_of(size_t bytes, bool small) {
   if (limit_ != 0 && reserved_ + static_cast<int64_t>(bytes) > limit_) return false;
-  // Allocated before the driver's memory, which would be lost if there were no host memory for these.
+  // These objects are allocated before the driver's memory. If host memory ran out afterwards, the driver's memory
+  // would leak.
   std::list<Segment> made{{0, bytes, small, nullptr, {}}};
   Segment& segment = made.front();
   std::unique_ptr<Block> block(new Block{&segment, 0, bytes, true, nullptr, nullptr, {}});

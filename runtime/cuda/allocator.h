@@ -4,8 +4,8 @@
 // joined, for a request of their size. They are joined when no other memory is left. Only giving a segment back to the
 // driver waits for the device.
 //
-// RONDO_CUDA_CACHE=0: every block is an allocation of its own, in the order of the compute stream. Slower, but
-// compute-sanitizer then sees the lifetime and the bounds of every block.
+// RONDO_CUDA_CACHE=0: every block is a separate allocation by the driver (cuMemAllocAsync on the compute stream). This
+// is slower, but compute-sanitizer then sees the lifetime and the bounds of every block.
 //
 // Thread safe.
 #pragma once
@@ -33,7 +33,7 @@ class DeviceContext;
 class Allocator {
  public:
   explicit Allocator(DeviceContext& device);
-  ~Allocator();  // gives everything back, whether in use or not. REQUIRES: the context is current and idle
+  ~Allocator();  // frees all memory, whether in use or not. REQUIRES: the context is current and idle
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
@@ -48,8 +48,8 @@ class Allocator {
   int64_t limit() const;
   void count_purpose(Purpose purpose, int64_t bytes) noexcept;
   void trim();
-  // The error of a request that found no memory: who asked, what is held and by whom, and what to do. `request`:
-  // "allocate 80 bytes".
+  // Returns the error for a request that found no memory. The message says what asked for memory, how much is in use
+  // and for which purposes, and what to do. `request`: "allocate 80 bytes".
   OutOfMemoryError out_of_memory(const std::string& request) const;
 
   static constexpr size_t kStep = 256;  // also the alignment of every block
@@ -64,7 +64,7 @@ class Allocator {
     size_t bytes;
     bool free;
     Block *before, *after;         // neighbours in the segment; null at its ends
-    FreeBlocks::node_type node{};  // while in use: its place in the free list, so that freeing it needs no memory
+    FreeBlocks::node_type node{};  // while in use: its node for the free list, so that freeing it allocates nothing
   };
   struct Segment {
     DevicePtr address;
@@ -74,12 +74,12 @@ class Allocator {
     std::list<Segment>::iterator self;
   };
 
-  static size_t class_of(size_t size);                  // of a block's size, up to kSmall
-  static FreeBlocks::node_type place_of(Block* block);  // in a list of free blocks
+  static size_t class_of(size_t size);                  // the class of a block's size, which is at most kSmall
+  static FreeBlocks::node_type place_of(Block* block);  // a node for `block` in a list of free blocks
   void free_block(Block* block);
-  void free_waiting();            // those of waiting_
-  void* take(size_t size);        // from the cache; null: nothing fits
-  bool add_segment(size_t size);  // from the driver; false: there is no memory, or the limit is reached
+  void free_waiting();            // frees the blocks of waiting_
+  void* take(size_t size);        // takes a block from the cache; null: none fits
+  bool add_segment(size_t size);  // takes memory from the driver; false: there is none, or the limit is reached
   bool add_segment_of(size_t bytes, bool small);
   void* take_uncached(size_t size);          // null: there is no memory
   void release_free_segments(int64_t most);  // until at most `most` bytes are cached. Waits for the device

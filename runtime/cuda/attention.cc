@@ -19,9 +19,9 @@
 namespace rondo::cuda {
 namespace {
 
-// Arguments that the kernels take by value: the keys that a query may attend to (kind: 0 none, 1 bool, 2 the first key,
-// 3 added, 4 the first key and the end; then strides); the heads of an operand; the heads of a result that lies in a
-// larger array.
+// Arguments that the kernels take by value. MaskArgument: the keys that a query may attend to (kind: 0 none, 1 bool, 2
+// the first key, 3 added, 4 the first key and the end; then strides). HeadsArgument: the heads of an operand.
+// PlaceArgument: the heads of a result that lies in a larger array.
 // clang-format off
 RONDO_TEXT_AND_CODE(kAttentionArguments,
 struct MaskArgument {
@@ -39,8 +39,8 @@ struct PlaceArgument {
 )
 // clang-format on
 
-// A block for each row of scores. Scores are dense [B, H, rows, cols]. The kernels may write into the arrays that they
-// read: each thread reads an element before it overwrites it.
+// Each block of threads computes one row of scores. Scores are dense [B, H, rows, cols]. The kernels may write into the
+// arrays that they read: each thread reads an element before it overwrites it.
 constexpr const char* kAttentionText = R"cuda(
 using C = typename RondoCompute<T>::Type;
 
@@ -208,8 +208,8 @@ extern "C" __global__ void rondo_attention_clear(T* to, Place place, long long n
 
 DType compute_of(DType dtype) { return dtype == kF64 ? kF64 : kF32; }
 
-// One matrix for each head of each batch: element (row, column) of head h of batch b lies at
-// (b * heads + h) * head + r * row + c * column.
+// One matrix for each head of each batch: element (r, c) of head h of batch b lies at (b * heads + h) * head + r * row
+// + c * column.
 struct Matrices {
   const void* data;
   int64_t head, row, column;
@@ -230,19 +230,20 @@ HeadsStrides dense_strides(int64_t heads, int64_t rows, int64_t head_dim) {
   return {heads * rows * head_dim, rows * head_dim, head_dim};
 }
 
-// The products of a call: all heads of all batches in one launch, or in one for each query head of a group.
+// Runs the products of a call: with one launch for all heads of all batches, or with one launch for each query head of
+// a group.
 class Multiplier {
  public:
   Multiplier(const AttentionCall& call) : call_(call) {}
-  // The heads of an operand: those of queries, or of keys, each of which serves a group of queries' heads.
+  // Which heads an operand has: one for each query head, or one for each key head, which serves a group of query heads.
   enum Of { kQueries, kKeys };
   struct Options {
     bool wide = false;  // the result is of the compute type
-    bool adds = false;  // to the result
+    bool adds = false;  // adds to the result instead of overwriting it
     double alpha = 1;
   };
-  // c (m, n) = a (m, k) b (k, n), head by head. If c's heads are those of keys, its groups add up, so `adds` must be
-  // set.
+  // c (m, n) = a (m, k) b (k, n), head by head. If c has key heads, the products of a group's query heads are added up
+  // in it, so `adds` must be set.
   void run(int64_t m, int64_t n, int64_t k, const Matrices& a, Of of_a, const Matrices& b, Of of_b, const Matrices& c,
            Of of_c, Options options) const {
     if (m == 0 || n == 0 || k == 0) return;
@@ -276,7 +277,7 @@ class Multiplier {
   const AttentionCall& call_;
 };
 
-// A chunk's queries, and the keys that any of them attends to.
+// One chunk: `rows` queries from query `first` on. They attend only to the first `columns` keys.
 struct Chunk {
   int64_t first, rows, columns;
 };
@@ -309,10 +310,11 @@ class Chunks {
   static Matrices chunk_matrix(const Chunk& chunk, const Storage& storage) {
     return {storage.data(), chunk.rows * chunk.columns, chunk.columns, 1};
   }
-  // An operand of products, [B, heads, rows, D]: where it is, or a dense copy.
+  // An operand of products, [B, heads, rows, D]: the caller's array itself, or a dense copy of it.
   class Lines {
    public:
-    // `masked`: these are keys or values; rows that the mask forbids to all queries may hold anything.
+    // `masked`: the operand is the keys or the values, and its rows that the mask forbids to all queries may hold
+    // anything.
     Lines(const Chunks& chunks, const void* data, const HeadsStrides& strides, int64_t heads, int64_t rows, bool masked)
         : data_(data), dtype_(chunks.call_.dtype), strides_(normal(strides, chunks.call_.batch, heads)) {
       const AttentionCall& call = chunks.call_;
@@ -342,7 +344,7 @@ class Chunks {
   Lines keys(const void* data, const HeadsStrides& strides, bool masked) const {
     return {*this, data, strides, call_.kv_heads, call_.keys, masked};
   }
-  // Note [Keys that are not read].
+  // True if the mask may have keys that are not read: Note [Keys that are not read].
   bool some_are_not_read() const {
     return call_.mask == AttentionMask::kKeys || call_.mask == AttentionMask::kFirstKey ||
            (call_.mask == AttentionMask::kAllowed && (call_.queries == 1 || call_.mask_strides[2] == 0));
@@ -351,7 +353,7 @@ class Chunks {
   // A result of products, [B, heads, rows, D]: in its final place, or dense and in the compute type until store().
   class Result {
    public:
-    // `sums`: several products are added.
+    // `sums`: the results of several products are added up.
     Result(const Chunks& chunks, void* out, const HeadsStrides& strides, int64_t heads, int64_t rows, bool sums)
         : chunks_(chunks),
           out_(out),
@@ -409,7 +411,8 @@ class Chunks {
   PlaceArgument place(const HeadsStrides& s, int64_t heads, int64_t rows) const {
     return {s.batch, s.head, s.row, heads, rows, call_.head_dim};
   }
-  // Zeros in [B, heads, rows, D], which may be a part of a larger array: compiled code lets q, k and v share one.
+  // Writes zeros to [B, heads, rows, D], which may be a part of a larger array: in compiled code, the gradients of q, k
+  // and v may be parts of one array.
   void clear(void* data, const HeadsStrides& s, int64_t heads, int64_t rows) const {
     const int64_t elements = call_.batch * heads * rows * call_.head_dim;
     if (elements == 0) return;

@@ -6,16 +6,16 @@
 //   chunk, which is linear in the number of keys. It also takes memory for dense copies of operands whose batches and
 //   heads are not evenly spaced (those of packed projections), so that one launch makes the products of all of them (or
 //   one launch for each query head of a group). Sums over chunks run in f32 (f64 for f64), in the order of the chunks.
-//   Chunks follow from the shape, so the bits do, too.
+//   The chunks depend only on the shape, so the bits of the results do, too.
 // Note [Keys that are not read]. A masked key has weight 0, but 0 * NaN is NaN, so its k and v must be finite. Some
-//   masked keys are not read and may hold anything, as the slots of a KVCache behind a row's end do: keys before the
-//   least first key of the queries, keys behind the greatest end, and keys that a mask of bool forbids to all queries
-//   at once (a call of one query, or a mask with stride 0 over queries).
+//   masked keys are not read, and their k and v may hold anything, as in the unused slots of a KVCache. These are keys
+//   before the smallest first key of all queries, keys from the largest end on, and keys that a mask of bool forbids to
+//   all queries at once (a call of one query, or a mask with stride 0 over queries).
 // Note [Large logsumexp]. The backward computes a weight as exp(score - logsumexp). If a mask lowers a whole row, by
 //   -1e9 or the lowest finite number, the logsumexp is so large that log(sum) is lost in its rounding. Each weight
 //   would be 1, not 1 / keys. So if the logsumexp is large, the backward divides the weights by their sum. The fused
-//   kernels do so for added masks only: without one, a logsumexp is large only if the scores are, and weights in f32
-//   have a relative error of 2^-24 times the logsumexp.
+//   kernels divide only if the call has an added mask. Without an added mask, a logsumexp is large only if the scores
+//   are large, and then weights in f32 have a relative error of 2^-24 times the logsumexp.
 // Heads of at most 128 elements use another method, without scores in memory (fused_attention.h). The functions below
 // choose between the two by AttentionCall alone. If a program asks for it, a plan of cuDNN runs (dnn_attention.h).
 //

@@ -1,5 +1,5 @@
-// The arguments of an attention call on CUDA (shape, strides, mask, addresses), and code that its kernels share: those
-// that work in chunks (attention.h) and the fused ones (fused_attention.h).
+// The arguments of an attention call on CUDA (shape, strides, mask, addresses), and code that two kinds of kernels
+// share: those that work in chunks (attention.h) and the fused ones (fused_attention.h).
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ struct AttentionGradients {
   HeadsStrides grad_q_strides, grad_k_strides, grad_v_strides;
 };
 
-// The dropout of a call, which both kinds of kernels take by value. `counters`: one for each four keys of a query.
-// `factor`: multiplies the weights that are kept.
+// The dropout of a call, which both kinds of kernels take by value. `counters`: how many counters of the random
+// generator each query has; one counter serves four keys. `factor`: multiplies the weights that are kept.
 // clang-format off
 RONDO_TEXT_AND_CODE(kDropoutText,
 struct DropoutArgument {
@@ -63,8 +63,9 @@ struct DropoutArgument {
 // clang-format on
 DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands);
 
-// Source text for both kinds of backward kernels. is_large(): in f32, a logsumexp of 256 is off by 2^-16, and so are
-// the weights. False for -inf, which is a row without a key.
+// Source text for both kinds of backward kernels. is_large(): true if |logsumexp| > 256. In f32, rounding can change
+// such a logsumexp by 2^-16 or more, and then the weights have this relative error. False for -inf, which is a row
+// without a key.
 inline constexpr const char* kLargeLogsumexp = R"cuda(
 template <class C> RONDO_DEVICE bool is_large(C logsumexp) {
   return (logsumexp > 256 || logsumexp < -256) &&

@@ -9,7 +9,7 @@
 namespace rondo::cuda {
 namespace {
 
-// Returns `t`, or a copy that products can read: with dense columns, and rows that do not overlap.
+// Returns `t`, or a copy that products can read: the last dimension is dense, and rows do not overlap.
 Tensor readable(const Tensor& t) {
   const Dims &sizes = t.sizes(), &strides = t.strides();
   const bool columns = strides[3] == 1 || sizes[3] == 1, rows = strides[2] >= sizes[3] || sizes[2] == 1;

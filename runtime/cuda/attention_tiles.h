@@ -4,7 +4,7 @@
 
 namespace rondo::cuda {
 
-// A product on tensor cores. mma_by_shuffles() computes the same where there are none: in tests on the host.
+// A product on tensor cores. mma_by_shuffles() computes the same product without tensor cores, for tests on the host.
 inline constexpr const char* kWarpProduct = R"cuda(
 template <class E> RONDO_DEVICE float element_of(unsigned long long pairs, int which) {
   E element;
@@ -50,7 +50,7 @@ RONDO_MMA(rondo_bf16, "bf16")
 RONDO_MMA(rondo_f16, "f16")
 )cuda";
 
-// In a source, CallArgument and TileHeadsArgument must come before it.
+// A source must contain CallArgument and TileHeadsArgument before this text.
 inline constexpr const char* kAttentionTiles = R"cuda(
 using C = typename RondoCompute<T>::Type;
 constexpr int kVector = 16 / sizeof(T);       // elements of an access of 16 bytes

@@ -19,13 +19,13 @@ namespace {
 
 DevicePtr address(const void* data) { return reinterpret_cast<DevicePtr>(data); }
 
-// A staging buffer that is given back, at the latest when an error leaves its scope.
+// Holds a staging buffer, and gives it back: by give_when_passed(), or, after an error, at the end of the scope.
 class StagingScope {
  public:
   StagingScope(DeviceState& device, size_t bytes) : device_(device), buffer_(Staging::instance().take(device, bytes)) {}
   ~StagingScope() {
     if (buffer_.data == nullptr) return;
-    // An error came: the copy may still run, on the current device or on this one.
+    // After an error the copy may still run, so this waits for the current device and for `device_`.
     static_cast<void>(device_.driver().context_synchronize());
     try {
       const ContextScope scope(device_);
@@ -65,7 +65,8 @@ void copy_in(int device, void* to, const void* host, size_t bytes) {
   });
 }
 
-// Waits for what has been enqueued on the compute stream, or on all, and throws what a kernel found meanwhile.
+// Waits for the work that is enqueued on the compute stream (`all`: on all streams). Then throws the error, if any,
+// that a kernel has reported.
 void wait_and_check(DeviceState& state, bool all) {
   const uint32_t passed = state.calls().next();
   StagingScope staged(state, sizeof(DeviceStatus));
@@ -130,7 +131,8 @@ void copy_staged(int device, Stream stream, void* to, const void* staging, size_
 void copy_peer(int to_device, void* to, int from_device, const void* from, size_t bytes) {
   if (bytes == 0) return;
   DeviceState &target = device_state(to_device), &source = device_state(from_device);
-  // Earlier work of the target may still use the target's memory. Later work of the source may reuse the source's.
+  // Earlier work of the target may still use the memory that is overwritten, so the source's stream first waits for the
+  // target's. Later work of the source may overwrite what is copied: it comes after the copy in the source's stream.
   DeviceState::join(source, source.compute(), target, target.compute());
   if (source.can_access(target)) {
     const ContextScope scope(source);

@@ -11,8 +11,9 @@ namespace rondo::cuda {
 // Opens the driver and installs the backend. Null: there is no CUDA device, and `*why_not` is the reason in one line.
 const BackendTable* open(std::string* why_not);
 
-// Waits for all devices, gives everything back and removes the backend; the next use opens it again. Before that,
-// remaining tensors, events and modules of CUDA devices must be destroyed; nothing else may be done with them.
+// Waits for all devices, releases all memory and removes the backend; the next use opens it again. Tensors, events and
+// modules of CUDA devices that still exist must be destroyed before that next use, and must not be used in any other
+// way.
 void close();
 
 }  // namespace rondo::cuda

@@ -1,5 +1,5 @@
-// Indices out of range, on the device: a kernel reports one (status.h), skips the access, and the next call that waits
-// for the device throws what the CPU's kernel throws at once.
+// Indices out of range, on the device: a kernel reports the index (status.h) and skips the access. The next call that
+// waits for the device then throws the error that the CPU's kernel throws at once.
 #pragma once
 
 #include "rondo/runtime/cuda/driver.h"
@@ -15,7 +15,7 @@ struct IndexCheck {
 
 // Makes the argument for one call, whose indices must lie in [0, size). `at_position`: the message names the position.
 IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_position = false);
-// The same in the name of another op. `op` must be a string constant.
+// The same, but the error names `op` instead of the context's op. `op` must be a string constant.
 IndexCheck check_indices_of(const char* op, const KernelContext& context, int64_t size, bool at_position);
 
 IndexCheck check_indices_at(int device, const char* op, std::source_location where, int64_t size, bool at_position);

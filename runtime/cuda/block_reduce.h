@@ -1,11 +1,11 @@
-// A reduction over a block of threads, for the text of kernels that give a row to each block.
+// A reduction over a block of threads: source text for kernels in which each block works on one row.
 #pragma once
 
 namespace rondo::cuda {
 
-// `value` of every thread, combined in one order in every run: by Op::combine, in a tree over each warp, then warp
-// after warp. All threads of the block call it, and all get the result. `parts` is shared memory, one element for each
-// warp.
+// Combines the `value` of every thread by Op::combine, in the same order in every run: in a tree over each warp, then
+// warp after warp. All threads of the block call it, and all get the result. `parts` is shared memory, one element for
+// each warp.
 inline constexpr const char* kBlockReduce = R"cuda(
 template <class Op, class V, int kWarps> RONDO_DEVICE V block_reduce(V value, V (&parts)[kWarps]) {
   value = warp_reduce<Op, 32>(value);

@@ -86,7 +86,7 @@ DeviceContext::~DeviceContext() {
       static_cast<void>(driver_.memory_free(status_));
       for (StreamPtr stream : streams_) static_cast<void>(driver_.stream_destroy(stream));
     } catch (const Error&) {
-      // The driver gives back what is left with the context.
+      // The driver frees what is left when it destroys the context.
     }
   }
   if (!abandoned_) static_cast<void>(driver_.primary_release(ordinal_));

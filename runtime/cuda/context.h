@@ -45,8 +45,8 @@ class DeviceContext {
   // The most bytes of shared memory that a block of a kernel can have.
   int most_shared() const { return most_shared_; }
 
-  // Throws DeviceError unless the call succeeded. An error that the context does not survive is kept: `usable` throws
-  // it from then on.
+  // Throws DeviceError unless the call succeeded. An error that the context does not survive is kept: from then on
+  // require_usable() throws it.
   void check(Result result, const char* call) {
     if (result != Result::kSuccess) [[unlikely]]
       fail(result, call);
@@ -95,7 +95,7 @@ class DeviceContext {
   [[noreturn]] void fail(Result result, const char* call);
   [[noreturn]] void throw_lost() const;
   void wait_for_launch(const char* name, StreamPtr stream);
-  // The error of a call that found no memory.
+  // Makes the error for a call that found no memory.
   virtual OutOfMemoryError out_of_memory(const char* call) const;
 
   const Driver& driver_;
@@ -118,7 +118,7 @@ class DeviceContext {
   std::atomic<bool> has_finished_{false};
 };
 
-// Makes a device's context current while it lives.
+// Makes a device's context current for the lifetime of the ContextScope.
 class ContextScope {
  public:
   explicit ContextScope(DeviceContext& device);
@@ -130,7 +130,7 @@ class ContextScope {
   const Driver& driver_;
 };
 
-// "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)"
+// Returns, for example, "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".
 std::string describe(const Driver& driver, Result result);
 
 }  // namespace rondo::cuda

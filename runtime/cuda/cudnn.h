@@ -171,7 +171,7 @@ enum class DnnNumericalNote : int {
   kNondeterministic = 4,
   kWinograd = 5,
 };
-inline constexpr int kDnnNumericalNotes = 32, kDnnBehaviorNotes = 32;  // room for those of later versions
+inline constexpr int kDnnNumericalNotes = 32, kDnnBehaviorNotes = 32;  // room for the notes of later versions
 enum class DnnBehaviorNote : int { kRuntimeCompilation = 0, kSupportsGraphs = 3, kUsesCublasLt = 4 };
 
 using DnnHandle = struct OpaqueDnn*;
@@ -197,11 +197,12 @@ struct Cudnn {
 };
 #undef RONDO_CUDA_MEMBER
 
-// Null: there is none, or it is too old, and `*why_not` says so and what to install. The answer is kept.
+// Returns null if there is no cuDNN or it is too old; `*why_not` then gives the reason and what to install. The answer
+// is kept.
 const Cudnn* find_cudnn(std::string* why_not);
-// The same. Throws DeviceError with the reason if there is none.
+// Like find_cudnn(), but throws DeviceError with the reason instead of returning null.
 const Cudnn& require_cudnn();
-// "9.19.0"
+// Returns, for example, "9.19.0".
 std::string version_of(const Cudnn& library);
 
 }  // namespace rondo::cuda

@@ -1,6 +1,6 @@
-// Functions for kernels: scalar arithmetic on a CUDA device, bit for bit that of ops/scalar_math.h and dtype.h. Text,
-// and no header: it is compiled in front of kernels, by NVRTC or nvcc (and in tests by the host's compiler). Kernels
-// that compile/ generates and those of this folder use the same text.
+// Functions for kernels: scalar arithmetic on a CUDA device, bit for bit that of ops/scalar_math.h and dtype.h.
+// device_math() is source text, not a header: NVRTC or nvcc (in tests the host's compiler) compiles it in front of
+// kernels. Kernels that compile/ generates and those of this folder use the same text.
 #pragma once
 
 #include <string_view>

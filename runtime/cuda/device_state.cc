@@ -20,12 +20,12 @@ constexpr int kMostDevices = 64;
 // 12.0, the first driver that runs what NVRTC 12 compiles.
 constexpr int kOldestDriver = 12000;
 
-// A child process has a copy of this memory, and no device.
+// True in a child process made by fork(): it has a copy of this memory, but cannot use the devices.
 std::atomic<bool> forked{false};
 std::atomic<int> n_devices{0};
 std::atomic<uint64_t> serials{0};
 std::atomic<DeviceState*> states[kMostDevices];
-std::mutex opening;  // of the devices; guards `driver`
+std::mutex opening;  // held while devices are opened or closed; guards `driver`
 const Driver* driver = nullptr;
 
 [[noreturn]] void throw_forked() {
@@ -90,7 +90,8 @@ void DeviceState::give_event(Event event) noexcept {
 
 void DeviceState::join(DeviceState& later_device, StreamPtr later, DeviceState& earlier_device, StreamPtr earlier) {
   const Event event = earlier_device.take_event(/*timing=*/false);
-  // A wait holds on to the record that it saw, so the event may be used again at once.
+  // cuStreamWaitEvent waits for the record that the event has at the time of the call, so the event may be recorded
+  // again at once.
   struct Give {
     DeviceState& device;
     Event event;
@@ -111,7 +112,7 @@ LtHandle DeviceState::lt_handle() {
   if (lt_ != nullptr) return lt_;
   LtStatus status = library.create(&lt_);
   if (status == LtStatus::kAllocFailed) {
-    allocator_->trim();  // it takes memory of the device, and the allocator may keep all of it
+    allocator_->trim();  // the handle needs device memory, and the allocator's cache may hold all of it
     status = library.create(&lt_);
   }
   if (status != LtStatus::kSuccess) {
@@ -129,7 +130,7 @@ DnnStatus DeviceState::execute_dnn(const Cudnn& library, DnnDescriptor plan, Dnn
     DnnHandle made = nullptr;
     DnnStatus status = library.create(&made);
     if (category_of(status) == DnnStatus::kInternalError) {
-      allocator_->trim();  // it takes memory of the device, and the allocator may keep all of it
+      allocator_->trim();  // the handle needs device memory, and the allocator's cache may hold all of it
       status = library.create(&made);
     }
     if (category_of(status) == DnnStatus::kInternalError) throw allocator_->out_of_memory("make a handle of cuDNN");
@@ -256,7 +257,7 @@ int capability_of(int index) {
   require_index(index);
   if (DeviceState* state = states[index].load(std::memory_order_acquire)) [[likely]]
     return state->capability();
-  const std::lock_guard lock(opening);  // of `driver`
+  const std::lock_guard lock(opening);  // guards `driver`
   int major = 0, minor = 0;
   const int ordinal = ordinal_of(index);
   Result result = driver->device_attribute(&major, DeviceAttribute::kCapabilityMajor, ordinal);
@@ -268,7 +269,7 @@ int capability_of(int index) {
 
 DevicePlace place_of(int index) {
   require_index(index);
-  const std::lock_guard lock(opening);  // of `driver`
+  const std::lock_guard lock(opening);  // guards `driver`
   const int ordinal = ordinal_of(index);
   Uuid uuid;
   char bus[16] = "";  // "0000:3b:00.0"

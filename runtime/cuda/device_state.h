@@ -49,7 +49,8 @@ class DeviceState final : public DeviceContext {
   void keep_module(ModulePtr module);
   void unload_module(ModulePtr module) noexcept;
 
-  // True if work of this device may access memory of `other` directly. Asked and enabled once.
+  // True if kernels and copies of this device can access memory of `other` directly. The first call asks the driver,
+  // and enables the access.
   bool can_access(DeviceState& other);
 
  private:
@@ -61,7 +62,7 @@ class DeviceState final : public DeviceContext {
   std::vector<EventPtr> free_events_[2];  // [with timing]
   std::vector<ModulePtr> modules_;
   std::vector<signed char> peers_;  // by index: 0 unknown, 1 direct access, -1 none
-  std::mutex lt_mutex_;             // guards lt_. Not mutex_: making a handle may find that the device is lost
+  std::mutex lt_mutex_;             // guards lt_. Not mutex_: making a handle calls the driver
   LtHandle lt_ = nullptr;
   std::mutex dnn_mutex_;  // guards what follows, and calls that use the handle
   DnnHandle dnn_ = nullptr;
@@ -70,8 +71,8 @@ class DeviceState final : public DeviceContext {
 
 // How many devices there are. 0: none, and `*why_not` is the reason in one line. Opens the driver with the first call.
 int open_devices(std::string* why_not);
-// A device; its context is made with the first call. Throws Error if there is no such device, DeviceError if it does
-// not work, or in a child process made by fork().
+// Returns a device; its context is made with the first call. Throws Error if there is no such device, DeviceError if
+// the device does not work, or in a child process made by fork().
 DeviceState& device_state(int index);
 // The compute capability of a device: 90 is 9.0. Asks the driver, and makes no context: a process that only compares
 // devices takes memory on none of them. Throws as device_state().
@@ -79,14 +80,14 @@ int capability_of(int index);
 // The facts that times depend on: "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0, cuBLASLt
 // 130100". Throws as device_state().
 std::string machine_of(int index);
-// Asks the driver, and makes no context. Throws as device_state().
+// The device's UUID and PCI bus address. Asks the driver, and makes no context. Throws as device_state().
 DevicePlace place_of(int index);
 // Null if the device was never used, is lost, or may not be used any more.
 DeviceState* device_state_if_usable(int index) noexcept;
-// True if a device has a context of this process's.
+// True if this process has made the context of any device.
 bool devices_in_use() noexcept;
-// Gives all devices back; the next open_devices() starts anew. Before that, when nothing runs on any device,
-// `when_idle` is called with a usable device, if there is one.
+// Closes all devices; the next open_devices() starts anew. First waits until nothing runs on any device, and then calls
+// `when_idle` with a usable device, if there is one.
 void close_devices(absl::FunctionRef<void(DeviceState& usable)> when_idle);
 
 }  // namespace rondo::cuda

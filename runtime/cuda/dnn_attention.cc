@@ -20,7 +20,7 @@ class DnnScores {
   std::vector<int64_t> score_sizes() const { return {call().batch, call().heads, call().queries, call().keys}; }
   std::vector<int64_t> row_sizes() const { return {call().batch, call().heads, call().queries, 1}; }
 
-  // An operand [B, heads, rows, D].
+  // Adds an operand [B, heads, rows, D], or its transpose [B, heads, D, rows]. Returns its index.
   int heads(int64_t heads, int64_t rows, const HeadsStrides& strides, bool transposed = false) {
     DnnTensor t{.type = type_,
                 .sizes = {call().batch, heads, rows, call().head_dim},
@@ -56,7 +56,7 @@ class DnnScores {
                     allowed);
     return selected;
   }
-  // A new value of x's sizes, made of x and b.
+  // Adds an intermediate value function(x, b), with the sizes of x. Returns its index.
   int binary(DnnPointwise function, int x, int b) {
     const int y = graph.between(graph.tensors[static_cast<size_t>(x)].sizes);
     graph.pointwise(function, y, x, b);
@@ -124,7 +124,8 @@ DnnGraph attention_grad_graph(const DnnAttention& a) {
   const int less = s.binary(DnnPointwise::kSub, s.scaled(q, kt), logsumexp);
   const int weights = s.unary(DnnPointwise::kExp, s.masked(less));
 
-  // A product of a transposed [B, H, Tk, Tq] with one of [B, H, Tq, D]; the heads of a group add up.
+  // Adds result = S^T operand, where S^T, [B, H, Tk, Tq], is `scores` transposed, and `operand` is [B, H, Tq, D]. The
+  // products of the query heads of a group are added up.
   const auto of_keys = [&](int scores, int operand, int result) {
     const std::vector<int64_t> sizes = {c.batch, h, c.keys, t};
     const int transposed = graph.between(sizes, s.type());

@@ -2,11 +2,12 @@
 // cuDNN's documentation ("Attention", the graphs of its flash attention).
 //
 // Note [What cuDNN serves]. Calls in bf16 or f16, without dropout (cuDNN draws other random numbers), with at least 16
-//   queries. (A plan takes a second to make, and when a model generates, every token has another number of keys.) A
-//   mask of bool or of first keys becomes a bias in f32, made by a kernel. There, -1e30 stands for a key that is not
-//   allowed, because with -inf a row without a key would be NaN. Rows without a key are recognised by their logsumexp,
-//   and set after the plan has run. Masks with ends of keys are left to our own kernels. So are added masks: they may
-//   lower a whole row, and a plan has only the logsumexp (Note [Large logsumexp]).
+//   queries. (With fewer queries, as when a model generates, every token has another number of keys and would need
+//   another plan; a plan takes a second to make.) A mask of bool or of first keys becomes a bias in f32, made by a
+//   kernel. In this bias, -1e30 stands for a key that is not allowed, because with -inf a row without a key would be
+//   NaN. Rows without a key are recognised by their logsumexp, and set after the plan has run. Our own kernels take
+//   calls with masks that have ends of keys, and calls with added masks: these may lower a whole row, and a plan has
+//   only the logsumexp (Note [Large logsumexp]).
 // Note [The choice of cuDNN]. Our own kernels run unless a program asks for cuDNN's, because the two have not been
 //   compared on a device yet. To ask: `use_cudnn_attention(true)`, or RONDO_CUDA_ATTENTION=cudnn.
 #pragma once

@@ -30,7 +30,7 @@ struct RowsArgument {
 )
 // clang-format on
 
-// kind: that of an AttentionMask, kAllowed or kFirstKey.
+// BiasArgument::kind is an AttentionMask: kAllowed or kFirstKey.
 constexpr const char* kBiasText = R"cuda(
 constexpr float kNoKey = -1e30f;
 
@@ -97,7 +97,7 @@ bool is_asked(const AttentionCall& call) {
          call.mask != AttentionMask::kBias && call.mask != AttentionMask::kKeys && call.chunk == 0 &&
          call.queries >= 16 && call.keys > 0 && call.head_dim > 0;
 }
-// False: the call runs without cuDNN. Counts it.
+// True if the plan can run with these addresses. If not, the call runs without cuDNN, and is counted for dnn_report().
 bool serves(const std::shared_ptr<const DnnPlan>& plan, std::initializer_list<const void*> addresses) {
   bool aligned = true;
   for (const void* address : addresses) aligned = aligned && reinterpret_cast<uintptr_t>(address) % 16 == 0;

@@ -54,24 +54,25 @@ struct DnnNode {
 struct DnnGraph {
   std::vector<DnnTensor> tensors;
   std::vector<DnnNode> nodes;
-  // Which engines may serve the graph: only those whose results are equal in all runs, and whose sums are f32.
+  // Limits on the engines that may serve the graph. In any case an engine must give the same results in every run, and
+  // sum in f32.
   bool fast = false;                   // f32 operands may be rounded to TF32
   int64_t most_workspace = 1ll << 30;  // bytes that an engine may ask for
 
   // Both return the index of the tensor.
   int add(DnnTensor tensor);
   int number(double value, DnnData type = DnnData::kF32);
-  // An intermediate value, dense.
+  // Adds an intermediate value, which is dense. Returns its index.
   int between(std::vector<int64_t> sizes, DnnData type = DnnData::kF32);
-  // An operation whose result is `output`.
+  // Adds an operation whose result is the tensor `output`.
   void pointwise(DnnPointwise function, int output, int x, int b = -1, int t = -1, DnnData computes = DnnData::kF32);
-  // The place of each element of `x` along `axis`: a new value of i32.
+  // Adds an i32 value: the index of each element of `x` along `axis`. Returns the index of the new tensor.
   int index_along(int x, int64_t axis);
   void matmul(int output, int a, int b);
   void reduce(DnnReduction function, int output, int x);
   void reshape(int output, int x);
 
-  // All of it, as text: equal graphs have equal texts.
+  // The whole graph as text: equal graphs have equal texts.
   std::string text() const;
 };
 
@@ -81,9 +82,9 @@ struct DnnConvolution {
   enum class Computes : uint8_t { kOutput, kInput, kWeight };
   Computes computes = Computes::kOutput;
   DType dtype = kF32;
-  bool bias = false, relu = false;  // kOutput: added, then max(y, 0); sums are rounded once, behind them
+  bool bias = false, relu = false;  // kOutput: adds a bias, then max(y, 0); sums are rounded once, after both
   bool fast = false;
-  // False: as (B, C, H, W) in memory, true: channels last.
+  // Layouts in memory. False: (B, C, H, W); true: channels last.
   bool input_last = false, weight_last = false, output_last = false;
   std::array<int64_t, 4> input = {}, weight = {}, output = {};
   std::array<int64_t, 2> stride = {1, 1}, dilation = {1, 1}, before = {0, 0}, after = {0, 0};

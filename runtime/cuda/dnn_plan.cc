@@ -74,7 +74,7 @@ class Descriptor {
     require(*library_, library_->finalize(descriptor_), "cudnnBackendFinalize");
     return *this;
   }
-  // At most `most` values.
+  // Returns at most `most` values of an attribute.
   template <class T> std::vector<T> get(DnnAttribute attribute, DnnValue type, int64_t most) const {
     std::vector<T> values(static_cast<size_t>(most));
     int64_t n = 0;
@@ -299,7 +299,7 @@ std::vector<Descriptor> configurations(const Cudnn& library, const Descriptor& g
   return configs;
 }
 
-// A plan from its text; throws Refusal.
+// Reads a plan from its text; throws Refusal.
 Descriptor plan_from(const Cudnn& library, const std::string& text, const std::string& device_properties) {
   Descriptor device(library, DnnKind::kDevice), plan(library, DnnKind::kPlan);
   device.set(DnnAttribute::kDeviceText, device_properties).finalize();
@@ -310,7 +310,7 @@ int64_t workspace_of(const Descriptor& plan) {
   return plan.get<int64_t>(DnnAttribute::kPlanWorkspace, DnnValue::kInt64, 1).at(0);
 }
 
-// The plan that this configuration gives; throws Refusal.
+// Makes the plan of an engine configuration; throws Refusal.
 MadePlan plan_of(const Cudnn& library, const DnnGraph& graph, const Descriptor& config, const Descriptor& device) {
   Descriptor engine(library, DnnKind::kEngine);
   DnnDescriptor raw = engine.get();
@@ -436,7 +436,7 @@ void count_plan(io::ObjectStore::From from) {
   all.report.made += from == From::kMade;
 }
 
-// Returns what the library says of a device of this machine.
+// Returns cuDNN's description (JSON) of a device of this machine.
 std::string properties_of_device(const Cudnn& library, DeviceState& state) {
   const ContextScope scope(state);
   Descriptor device(library, DnnKind::kDevice);

@@ -1,12 +1,12 @@
 // Plans of cuDNN: START HERE. make_plan() asks the library for one, without a device; DnnPlan runs one on a device.
 //
 // Note [Plans without a device]. cuDNN makes a plan from a graph and a description of a device (its properties as
-//   JSON), and gives it back as text, which it reads on the device. Neither needs a driver. If there is no text for a
-//   device yet, its plan is made in the same two steps, so that a shipped plan is the plan that would have been made.
-//   cuDNN's documentation ("Deviceless Ahead-of-time Compilation") asks for the same properties on both sides. If a
-//   device refuses a text, a plan is made for this device.
-// Note [Engines]. The heuristic lists engines, the best one first, and the first one wins that is repeatable from run
-//   to run, sums in f32, keeps f32 operands as they are (unless TF32 is allowed), needs no more workspace than the
+//   JSON), and writes the plan as text. A process that has the device reads this text. Neither step needs a driver. If
+//   a device has no text for a graph yet, the process makes and reads one in the same two steps, so a shipped plan is
+//   the plan that the process would have made. cuDNN's documentation ("Deviceless Ahead-of-time Compilation") asks for
+//   the same properties in both steps. If a device refuses a text, a plan is made for this device.
+// Note [Engines]. The heuristic lists engines, the best one first. The first engine is taken that is repeatable from
+//   run to run, sums in f32, keeps f32 operands as they are (unless TF32 is allowed), needs no more workspace than the
 //   graph allows, and builds. For 16-bit types neither Winograd nor FFT is taken: they round between their steps.
 // Note [Without a plan]. Graphs that no engine serves run as our own kernels and decompositions. Each such graph is
 //   counted (dnn_report), told to the compiler's log (perf_hints) and part of compile::explain(), with the op and its
@@ -29,14 +29,16 @@ namespace rondo::cuda {
 
 class DeviceState;
 
-// Never throws for a graph that is not served.
+// Makes a plan for the graph. If no engine serves the graph, the result has only a reason (why_not); this is not an
+// error.
 MadePlan make_plan(const Cudnn& library, const DnnGraph& graph, const std::string& device_properties);
 
 // The workspace of the plan that the library reads from a text; -1: it refuses the text.
 int64_t read_plan(const Cudnn& library, const std::string& text, const std::string& device_properties);
 
-// The properties of the device for which plans are made if there is no device: an A100, an H100 or a B200. For other
-// capabilities: the properties of the next older of these devices, but with the capability itself.
+// The properties (JSON) with which plans for a capability are made if there is no such device: those of an A100, an
+// H100 or a B200. For other capabilities: the properties of the next older of these devices, but with the capability
+// itself.
 std::string properties_of(int capability);
 
 // Counts, in this process.
@@ -50,8 +52,8 @@ DnnReport dnn_report();
 
 class DnnPlan {
  public:
-  // `what`: the graph in words. Never null: see usable(). Throws DeviceError if the device does not work. Making one
-  // takes up to seconds, so callers keep them.
+  // `what`: the graph in words. Never null: see usable(). Throws DeviceError if the device does not work. Making a plan
+  // takes up to seconds, so callers keep the result.
   static std::shared_ptr<const DnnPlan> get(int device, const DnnGraph& graph, const std::string& what);
   ~DnnPlan();
   DnnPlan(const DnnPlan&) = delete;
@@ -70,9 +72,9 @@ class DnnPlan {
 
   const int device_;
   const std::string what_;
-  Cudnn library_;  // a copy: this may outlive the table
+  Cudnn library_;  // a copy: the plan may outlive the table of functions
   DnnDescriptor plan_ = nullptr;
-  int64_t workspace_ = 0;  // of the engine and the scratch tensors behind it
+  int64_t workspace_ = 0;  // bytes: the engine's workspace, then the scratch tensors
   struct Scratch {
     int64_t id, offset;
   };
@@ -85,7 +87,7 @@ class DnnPlan {
   std::vector<Number> numbers_;
 };
 
-// Counts a call that runs without a plan, for the report.
+// Counts a call that runs without a plan, for dnn_report().
 void count_run_without_plan();
 
 }  // namespace rondo::cuda

@@ -22,7 +22,8 @@ PlanStores& plan_stores() {
   return *stores;
 }
 
-// `version`: "" where there is no cuDNN. Artifacts are then accepted and never used.
+// The key of plans in caches and artifacts. `version`: "" if there is no cuDNN. Artifacts are then accepted, but their
+// plans are never used.
 io::HostKey key_of_plans(int capability, const std::string& version) {
   return {{{"target", absl::StrCat("cuda ", Architecture(architecture_of(capability)).name())},
            {"build", kDnnMaker},
@@ -30,7 +31,7 @@ io::HostKey key_of_plans(int capability, const std::string& version) {
            {"cuDNN", version}}};
 }
 
-// Makes a new store if cuDNN is another one than before.
+// Returns the store of a capability. Makes a new one if cuDNN's version has changed.
 std::shared_ptr<io::ObjectStore> store_of(int capability, const std::string& version) {
   io::HostKey key = key_of_plans(capability, version);
   const std::lock_guard lock(plan_stores().mutex);

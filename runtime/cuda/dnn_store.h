@@ -1,6 +1,6 @@
-// The texts of plans by graph, for each capability of a device: in memory, in the disk cache of generated kernels
-// (io/object_store.h), and in artifacts. A refusal is stored only if there is a device, and is never shipped: without a
-// driver, cuDNN refuses graphs that it would serve with one (cudnn_plans.md). Thread safe.
+// Stores the texts of plans, by graph and by capability of the device: in memory, in the disk cache of generated
+// kernels (io/object_store.h), and in artifacts. A refusal is stored only if there is a device, and is never shipped:
+// without a driver, cuDNN refuses graphs that it would serve with one (cudnn_plans.md). Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,17 @@ struct StoredPlan {
   io::ObjectStore::From from = io::ObjectStore::From::kMemory;
   MadePlan plan;
 };
-// `make` is called if there is none; other threads that want the same plan wait. `keeps_refusals`: there is a device.
+// Returns the stored plan of a graph. If there is none, calls `make` and stores its result; other threads that want the
+// same plan wait. `keeps_refusals`: stores refusals, too; true if there is a device.
 StoredPlan stored_plan(const Cudnn& library, int capability, const std::string& graph, bool keeps_refusals,
                        const std::function<MadePlan()>& make);
 // Replaces a stored plan whose text a device has refused.
 void replace_plan(const Cudnn& library, int capability, const std::string& graph, const MadePlan& plan);
 
-// ---- For artifacts: a file for each capability that takes code of this architecture.
+// ---- For artifacts: one file for each capability whose devices take code of this architecture
 std::vector<io::KernelFile> stored_plans(int architecture);
-// kInvalidArgument: damaged. kFailedPrecondition: made by another cuDNN or for another device. Nothing was taken then.
+// Takes the plans of a file. kInvalidArgument: damaged. kFailedPrecondition: made by another cuDNN or for another
+// device. After an error, nothing was taken.
 absl::Status add_plans(int architecture, const io::KernelFile& file);
 // Forgets plans in memory, and where the disk cache is: for tests.
 void forget_plans();

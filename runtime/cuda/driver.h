@@ -262,11 +262,11 @@ struct CublasLt {
 
 // ---- Finding them: find_libraries.cc
 
-// Null: there is none, and `*why_not` is the reason in one line. The answer is kept.
+// These return null if there is no such library; `*why_not` is then the reason in one line. The answer is kept.
 const Driver* find_driver(std::string* why_not);
 const Nvrtc* find_nvrtc(std::string* why_not);
 const CublasLt* find_cublas_lt(std::string* why_not);
-// The same. Throws DeviceError with the reason if there is none.
+// Like find_cublas_lt(), but throws DeviceError with the reason instead of returning null.
 const CublasLt& require_cublas_lt();
 
 // From now on, find_driver(), find_cublas_lt() and find_cudnn() return these tables (absent.h); null: those of the

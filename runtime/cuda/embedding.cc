@@ -1,5 +1,6 @@
-// Embedding: takes rows of a table. Gradients are found by row; if there are many, a stable sort orders them first.
-// Each row adds up its own gradients in the order of the indices, so there are no atomics, and the bits are the CPU's.
+// Embedding: takes rows of a table. In the backward, each row of the table adds up its own gradients in the order of
+// the indices; if there are many indices, a stable sort by row comes first. So there are no atomics, and the bits are
+// those of the CPU.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/kernels.h"

@@ -1,4 +1,4 @@
-// Kernels that make a tensor's first values.
+// Kernels that fill new tensors.
 #include <cstring>
 
 #include "rondo/runtime/cuda/kernels.h"

@@ -1,5 +1,5 @@
-// find_driver(), find_cudnn() and the others: the libraries that were found, or those that
-// use_libraries() gave instead.
+// Defines find_driver(), find_cudnn() and the other find_*() functions. They return the libraries that were found, or
+// those that use_libraries() has set instead.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -24,7 +24,7 @@ template <class Table> struct Found {
   std::unique_ptr<const Table> table;
   std::string why_not;
   bool asked = false;
-  std::vector<std::unique_ptr<const Table>> earlier;  // forgotten; code that has their addresses may still call them
+  std::vector<std::unique_ptr<const Table>> earlier;  // forgotten, but other code may still hold and call them
 
   void forget() {
     if (table != nullptr) earlier.push_back(std::move(table));
@@ -39,7 +39,7 @@ struct Libraries {
   Found<Nvrtc> nvrtc;
   Found<CublasLt> lt;
   Found<Cudnn> dnn;
-  const Driver* other_driver = nullptr;  // use_libraries()
+  const Driver* other_driver = nullptr;  // set by use_libraries()
   const CublasLt* other_lt = nullptr;
   const Cudnn* other_dnn = nullptr;
 };
@@ -74,11 +74,11 @@ const char* fill(Cudnn& table, void* library) {
 constexpr size_t kOldestCudnn = 91100;
 constexpr const char* kInstallCudnn = "; plans need cuDNN 9.11 or newer (pip: nvidia-cudnn-cu13 or nvidia-cudnn-cu12)";
 
-// When NVRTC first compiles, it opens its builtins by their name alone. Not each NVRTC looks in its own folder: that of
-// a toolkit of CUDA 12 or 13 has no run path. It would not find builtins in a wheel, in a folder of RONDO_CUDA_PATH, or
-// in a toolkit that the system's loader does not know. So the builtins are opened here by their path, and the loader
-// knows the name when NVRTC asks for it. If they are not in NVRTC's folder, NVRTC searches on its own, and its log says
-// what it misses.
+// When NVRTC first compiles, it opens its builtins library by name alone. Not every NVRTC then searches its own folder:
+// the NVRTC of a CUDA 12 or 13 toolkit has no run path. Such an NVRTC would not find the builtins in a wheel, in a
+// folder of RONDO_CUDA_PATH, or in a toolkit that the system's loader does not know. So the builtins are opened here by
+// their path; the loader then knows the name when NVRTC asks for it. If the builtins are not in NVRTC's folder, NVRTC
+// searches for them, and its log says what it misses.
 void open_builtins(const Nvrtc& nvrtc) {
   int major = 0, minor = 0;
   if (nvrtc.version(&major, &minor) != NvrtcResult::kSuccess) return;
@@ -87,7 +87,7 @@ void open_builtins(const Nvrtc& nvrtc) {
   std::error_code ignored;
   const std::filesystem::path opened = here.dli_fname, real = std::filesystem::canonical(opened, ignored);
   const std::string name = absl::StrCat("libnvrtc-builtins.so.", major, ".", minor);
-  for (const std::filesystem::path& library : {opened, real})  // a link may stand beside other links, or alone
+  for (const std::filesystem::path& library : {opened, real})  // the builtins are beside the link or beside its target
     if (library.has_parent_path() && dlopen((library.parent_path() / name).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr)
       return;
 }

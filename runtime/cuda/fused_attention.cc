@@ -418,8 +418,8 @@ const Source& fused_attention_grad_source() {
 }
 
 std::optional<AttentionTile> attention_tile(DType dtype, int64_t head_dim) {
-  // The backward's four tiles, one of weights and three numbers for each row take at most the 48 KiB that every launch
-  // may have.
+  // The backward needs four tiles, one tile of weights, and three numbers for each row. Together they take at most the
+  // 48 KiB of shared memory that every launch may have.
   constexpr size_t kSharedBytes = 48 << 10;
   if (head_dim < 1 || head_dim > 128) return std::nullopt;
   const size_t element = size_of(dtype), pad = 16 / element, width = (static_cast<size_t>(head_dim) + 15) / 16 * 16;

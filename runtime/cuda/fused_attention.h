@@ -8,9 +8,9 @@
 //   blocks: no atomics, and the same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on
 //   tensor cores (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
 //   With dropout, the lanes of a warp that hold weights of the same four keys each draw the numbers of one counter, and
-//   exchange one bit for each weight. Some backwards spill registers (NVRTC 13.0). With dropout and a mask of bool or
-//   of first keys: 8 to 32 bytes, for f16 heads of more than 96 elements and bf16 heads of 128. With an added mask: 16
-//   bytes, and 40 with dropout, for f16 heads of 128 elements on sm_80.
+//   exchange one bit for each weight. Some backward kernels spill registers (NVRTC 13.0). With dropout and a mask of
+//   bool or of first keys: 8 to 32 bytes, for f16 heads of more than 96 elements and bf16 heads of 128. With an added
+//   mask: 16 bytes, and 40 with dropout, for f16 heads of 128 elements on sm_80.
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once
 
@@ -30,7 +30,7 @@ struct AttentionTile {
   int rows = 0;      // of the tile that a block owns, and of those that it walks over
   int threads() const { return rows * 2; }
 };
-// nullopt: the tiles of such a call do not fit into shared memory.
+// nullopt: a block's tiles for this dtype and head size do not fit into shared memory.
 std::optional<AttentionTile> attention_tile(DType dtype, int64_t head_dim);
 
 void fused_attention_forward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
@@ -38,8 +38,8 @@ void fused_attention_forward(const AttentionCall& call, const AttentionTile& til
 void fused_attention_backward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
                               const AttentionGradients& gradients);
 
-// Their kernels, and the defines that they need: T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT. Before the gradient of a
-// call with an added mask, the second one runs: Note [Large logsumexp].
+// The kernels of both functions. They need the defines T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT. The kernel of the
+// second source runs before the gradient of a call with an added mask: Note [Large logsumexp].
 const Source& fused_attention_source();
 const Source& fused_attention_rescale_source();
 const Source& fused_attention_grad_source();

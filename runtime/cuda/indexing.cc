@@ -1,5 +1,5 @@
-// Picks and places elements by an index tensor along one dimension. If several elements go to one place, the result
-// does not depend on the order of threads: the last one wins, or they are sorted and added in order.
+// Reads or writes elements by an index tensor along one dimension. If several elements are written to one place, the
+// result does not depend on the order of threads: the last one wins, or they are sorted and added in order.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/kernels.h"
@@ -13,8 +13,8 @@
 namespace rondo::cuda {
 namespace {
 
-// Operands of the layouts are those of the kernel, in order. The indexed operand has stride 0 along the dimension, and
-// `step` is its real stride there.
+// The operands of a layout are those of the kernel, in order. In the layout, the indexed operand has stride 0 along the
+// dimension; `step` is its real stride along the dimension.
 constexpr Source kMoves = {"indexing", R"cuda(
 extern "C" __global__ void rondo_gather(WORD* out, const long long* index, const WORD* x, RondoLayout layout,
                                         long long step, long long size, DeviceStatus* status, unsigned call) {
@@ -140,7 +140,8 @@ int dim_of(const KernelContext& context) { return static_cast<int>(context.attrs
 int64_t length_of(const Dims& sizes, int dim) { return sizes.empty() ? 1 : sizes[dim]; }
 int64_t step_of(const Tensor& t, int dim) { return t.rank() == 0 ? 0 : t.strides()[dim]; }
 
-// `t` may be larger than the index in every dimension, or a scalar.
+// Strides of `t` for positions in an index tensor of `sizes`. `t` may be larger than the index in every dimension, or a
+// scalar.
 Dims strides_within(const Tensor& t, const Dims& sizes) {
   return t.rank() == 0 ? Dims::filled(sizes.rank(), 0) : t.strides();
 }
@@ -240,7 +241,7 @@ void write_rows_kernel(const KernelContext& context) {
   Tensor& out = context.out();
   if (address_of(out) != address_of(context.in(0))) out.copy_(context.in(0));
   if (rows.numel() == 0) return;
-  // All dimensions as they are: the kernel reads the place of each row.
+  // Keeps all four dimensions, which layout_of() might merge, because the kernel needs the number of each row.
   RondoLayout layout = {.numel = rows.numel(), .rank = 4, .sizes = {}, .strides = {}};
   for (int d = 0; d < 4; ++d) {
     layout.sizes[d] = rows.sizes()[d];

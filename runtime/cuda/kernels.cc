@@ -70,7 +70,7 @@ constexpr OpKernels kTable[] = {
 
 constexpr BackendEntry kElementwiseEntry = {&elementwise_kernel}, kNoEntry = {};
 
-// By op and not by name: a program's own op has no row, whatever its name is.
+// Keyed by op, not by name: a program's own op has no row, even if its name is in the table.
 using Entries = HashMap<const OpDef*, BackendEntry>;
 Entries entries_of_table() {
   Entries entries;

@@ -2,8 +2,8 @@
 // belongs. A new kernel needs its code in that file, a line here, and a row in the table.
 //
 // ops/kernels.h says what the kernel of each name computes. Kernels enqueue launches and return. They give the CPU's
-// bits, except for products, attention and cross_entropy (sums in another order) and the normal distribution of draw
-// (CUDA's log and cos in f64). An index out of range is skipped, and the next call that waits for the device throws.
+// bits, except for products, attention and cross_entropy (sums in another order). An index out of range is skipped, and
+// the next call that waits for the device throws.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,8 @@
 
 namespace rondo::cuda {
 
-// BackendTable::own_kernels: the op's row of the table, else elementwise_kernel() for an op with a body, else nothing.
+// The kernels of an op (BackendTable::own_kernels): the op's row of the table, or else elementwise_kernel() if the op
+// has a body, or else nothing.
 const BackendEntry& own_kernels(const OpDef& op);
 
 // loops.cc: every op with a body.
@@ -53,7 +54,7 @@ void conv2d_kernel(const KernelContext& context);
 void conv2d_grad_input_kernel(const KernelContext& context);
 void conv2d_grad_weight_kernel(const KernelContext& context);
 
-// attention_kernel.cc. The gradient of the scores is no output here.
+// attention_kernel.cc. Unlike the CPU's kernel, attention_grad_kernel has no output for the gradient of the scores.
 void attention_kernel(const KernelContext& context);
 void attention_grad_kernel(const KernelContext& context);
 

@@ -1,4 +1,4 @@
-// Strided operands of a kernel, as the host passes them and kernels read them: offsets_of() of source.cc.
+// Strided operands of a kernel: the host passes a layout, and kernels read it by offsets_of() (source.cc).
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ template <int N> RondoLayout layout_of(const IterationSpace<N>& space) {
   }
   return layout;
 }
-// Operands that broadcast to `shape`.
+// The layout of operands that broadcast to `shape`.
 template <class... T> RondoLayout layout_of(const Dims& shape, const T&... operands) {
   return layout_of(IterationSpace<sizeof...(T)>(shape, std::array<const Tensor*, sizeof...(T)>{&operands...}));
 }

@@ -1,5 +1,5 @@
-// Finds and opens one of CUDA's libraries: Note [Finding CUDA] in driver.h. Also for libraries of CUDA that other
-// folders use (NCCL: dist/groups/nccl_library.h).
+// Finds and opens one of CUDA's libraries: Note [Finding CUDA] in driver.h. Other folders call it for libraries that
+// only they use (NCCL: dist/groups/nccl_library.h).
 #pragma once
 
 #include <initializer_list>

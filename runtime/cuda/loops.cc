@@ -74,7 +74,7 @@ void elementwise_kernel(const KernelContext& context) {
   const DType compute = compute_dtype(dtypes[n - 1]);
   ScalarText body(compute, context.attrs, {dtypes, static_cast<size_t>(n)});
   context.op.lower(body);
-  // Rounded on the host, as the host's kernel rounds them.
+  // The scalars are rounded to the compute type here, on the host, as the CPU's kernel rounds them.
   double scalars[2] = {};
   for (size_t i = 0; i < context.attrs.floats.size(); ++i)
     visit_dtype(compute, [&](auto tag) {

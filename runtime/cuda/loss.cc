@@ -124,7 +124,7 @@ const Source& loss_source() {
   return source;
 }
 
-// The head's part between its products.
+// The kernel of linear_cross_entropy that runs between the products of a chunk: losses, and gradients of logits.
 constexpr const char* kHead = R"cuda(
 constexpr int kVector = 16 / sizeof(T);
 // 16 bytes of a row as they lie in memory, taken apart only where the elements are used: widened elements of a 16-bit
@@ -284,7 +284,7 @@ const Source& head_source() {
   return source;
 }
 
-// In place: nothing is written where the factor is 1.
+// Multiplies `total` by the factor in place. If the factor is 1, nothing is written.
 constexpr Source kScale = {"scale", R"cuda(
 extern "C" __global__ void rondo_scale(T* total, const T* factor, RondoLayout layout) {
   const auto by = widen(read(factor));
@@ -451,14 +451,15 @@ class Head {
   Kernel kernel(const Source& from, const char* name, DType dtype) const {
     return kernel_of(device(), from, name, {{"T", type_name(dtype)}});
   }
-  // Note [A row in a block]. A row is read once: its vectors stay in registers and shared memory until its gradients
-  // are written. 4 in the registers and 9 in the shared memory of each of 512 threads are 6656 vectors, 53,248 elements
-  // of 16 bits (GPT-2's vocabulary is 50,257); 1024 threads keep as many elements of 32 bits. A thread asks for all of
-  // them before it uses the first, and works on some while others arrive: 104 KB are in flight for a block of 512. Two
-  // such blocks share a multiprocessor (64 registers a thread, 144 KB), so that one computes while the other waits;
-  // with the whole row in registers (13 vectors, 128 registers) there would be one, and no overlap. Arithmetic of f64
-  // and f16 spills at 64 registers: one block of 512 threads. What a longer row has beyond is read twice, the second
-  // time from the L2 cache.
+  // Note [A row in a block]. A row is read once: its vectors of 16 bytes stay in registers and shared memory until its
+  // gradients are written. Each of 512 threads keeps 4 vectors in registers and 9 in shared memory. Together these are
+  // 6656 vectors, or 53,248 elements of 16 bits (GPT-2's vocabulary is 50,257); 1024 threads keep as many elements of
+  // 32 bits. A thread issues the loads of all its vectors before it uses the first one, and works on some while others
+  // arrive: 104 KB are in flight for a block of 512. Two such blocks share a multiprocessor (64 registers a thread, 144
+  // KB), so that one computes while the other waits. With the whole row in registers (13 vectors, 128 registers), a
+  // multiprocessor would hold one block, and nothing would overlap. Arithmetic of f64 and f16 spills at 64 registers,
+  // so for these types one block of 512 threads runs. The rest of a longer row is read twice, the second time from the
+  // L2 cache.
   struct Lines {
     int kept, shared, threads, blocks;
     unsigned shared_bytes() const { return static_cast<unsigned>(shared * threads * 16); }
@@ -497,7 +498,7 @@ class Head {
     bool bias = false;  // bias_ is added
     bool adds = false;  // to what the result holds
   };
-  // (m, n) = (m, k) (k, n).
+  // c (m, n) = a (m, k) b (k, n).
   void multiply(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, const Result& c) const {
     MatmulCall call(lower_, m, n, k, {a.row, a.column}, {b.row, b.column}, {c.row, 1});
     call.wide = c.wide;
@@ -542,7 +543,8 @@ class Head {
   int64_t rows_, cols_, inner_, stride_;
 };
 
-// Without rows, columns or inner elements there is no product, and whole logits cost nothing.
+// Handles operands without rows, columns or inner elements, for which there is no product. They run as the op's
+// decomposition, whose whole logits cost nothing. Returns false for all other operands.
 bool run_in_parts(const KernelContext& context, int first) {
   if (context.in(first).numel() > 0 && context.in(first + 1).numel() > 0) return false;
   absl::InlinedVector<Tensor, kUsualInputs> in;

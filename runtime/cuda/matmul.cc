@@ -8,7 +8,8 @@
 namespace rondo::cuda {
 namespace {
 
-// True if the library cannot add the bias: it needs the result's dtype (product.h), and an op's bias has the operands'.
+// True if the library cannot add the bias: it needs a bias of the result's dtype (product.h), but the bias of an op has
+// the operands' dtype.
 bool has_narrow_bias(const KernelContext& context) {
   return context.has(2) && context.in(2).dtype() != context.out().dtype();
 }
@@ -56,7 +57,7 @@ bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exac
     i += here;
     return here;
   };
-  // In cuBLASLt's own order: the sum is wide, C is added once, then comes the activation.
+  // Accepts epilogues only in cuBLASLt's order: the sum is wide, then C is added once, then comes the activation.
   if (next(Epilogue::kWiden) && dtype != kBF16) return false;
   next(Epilogue::kAdd);
   if (next(Epilogue::kGeluTanh) && dtype == kF64) return false;

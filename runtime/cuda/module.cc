@@ -36,7 +36,7 @@ std::shared_ptr<const Module> Module::load(int device, const std::string& image)
   ModulePtr module = nullptr;
   Result result = state.driver().module_load(&module, image.c_str());
   if (result == Result::kOutOfMemory) {
-    state.allocator().trim();  // code takes memory of the device, and the allocator may keep all of it
+    state.allocator().trim();  // code needs device memory, and the allocator's cache may hold all of it
     result = state.driver().module_load(&module, image.c_str());
   }
   if (result == Result::kOutOfMemory) throw state.allocator().out_of_memory("load the code of a kernel");

@@ -71,7 +71,7 @@ class LazyModule {
   const std::function<const std::string&(int device)> image_;
   const std::vector<std::string> names_;
   mutable std::mutex mutex_;                            // held while code is loaded
-  mutable std::atomic<const Loaded*> loaded_{nullptr};  // a list
+  mutable std::atomic<const Loaded*> loaded_{nullptr};  // a linked list, one item for each device
 };
 
 // Enqueues a kernel on the compute stream. `args`: a pointer to each argument. Does nothing if the grid has no blocks.

@@ -7,9 +7,9 @@
 // optimizer's phases run side by side, too.
 //
 // Note [Architectures]. Code is compiled for few architectures, each for all devices of its major revision that are at
-// least as new: sm_80 for 8.x, sm_90 for 9.x, sm_100 for 10.x. Newer devices take the PTX of the last one, which the
-// driver compiles. A kernel that uses instructions of one capability alone (wgmma of sm_90a) is compiled for that
-// capability and runs only there. The PTX of such an architecture is bound to it, too (PTX ISA, ".target").
+// least as new: sm_80 for 8.x, sm_90 for 9.x, sm_100 for 10.x. Newer devices take the PTX of the newest architecture,
+// which the driver compiles. A kernel that uses instructions of one capability alone (wgmma of sm_90a) is compiled for
+// that capability and runs only there. The PTX of such an architecture is bound to it, too (PTX ISA, ".target").
 #pragma once
 
 #include <span>
@@ -34,7 +34,7 @@ struct Architecture {
 // By compute capability: 80 is sm_80. Increasing.
 inline constexpr int kArchitectures[] = {80, 90, 100};
 inline constexpr int kNewestArchitecture = 100;
-// The architecture whose code a device takes: 89 -> 80. For a device that is older than all of them: its own.
+// The architecture whose code a device takes: 89 -> 80. For a device older than all kArchitectures: its own capability.
 int architecture_of(int capability);
 // True if a device takes an architecture's machine code. False: it takes its PTX, or nothing if there is a suffix.
 inline bool takes_cubin(int capability, Architecture architecture) {
@@ -63,14 +63,14 @@ struct NvrtcOutput {
 // `name`: what the log calls the source.
 NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
                            Architecture architecture, std::span<const char* const> flags);
-// The same with kExactFlags, for all kernels of Rondo. Throws DeviceError if there is no NVRTC, InternalError with its
-// log if it refuses the source.
+// Compiles a source with kExactFlags, as for all kernels of Rondo. Throws DeviceError if there is no NVRTC,
+// InternalError with NVRTC's log if it refuses the source.
 Image compile_image(const std::string& source, const std::string& name, Architecture architecture);
 
-// "13.0"
+// Returns, for example, "13.0".
 std::string version_of(const Nvrtc& nvrtc);
-// The key of compile_image()'s results in caches and artifacts, besides the source: architecture, NVRTC's version
-// ("" without NVRTC: nothing is kept then) and flags. `maker`: what has made the sources.
+// The key of compile_image()'s results in caches and artifacts, besides the source: architecture, NVRTC's version and
+// flags. Without NVRTC the version is "", and results are not kept. `maker`: what has made the sources.
 io::HostKey key_of_code(Architecture architecture, const std::string& maker);
 
 }  // namespace rondo::cuda

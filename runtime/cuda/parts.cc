@@ -1,5 +1,5 @@
-// Puts parts of one tensor together. Parts with one layout that do not overlap share a launch, up to the 64 of
-// RondoPieces. So the slices of a loop over time take a few launches, not one each.
+// Kernels that put a tensor together from parts. Parts that have the same layout and do not overlap share a launch, up
+// to the 64 of RondoPieces. So the slices of a loop over time take a few launches, not one each.
 #include "rondo/runtime/ops/parts.h"
 
 #include "rondo/runtime/cuda/kernels.h"
@@ -10,7 +10,7 @@
 namespace rondo::cuda {
 namespace {
 
-// The layout has the strides of one piece in the result, and its own.
+// The operands of the layout: a part as it lies in the result, and the part in its own memory.
 constexpr Source kCopies = {"parts_copied", R"cuda(
 extern "C" __global__ void rondo_copy_parts(WORD* out, RondoPieces pieces, RondoLayout layout) {
   for (long long i = first_index(); i < pieces.count * layout.numel; i += index_step()) {
@@ -39,7 +39,8 @@ extern "C" __global__ void rondo_add_parts(T* out, RondoPieces pieces, RondoLayo
 
 enum class Put { kCopy, kAdd, kAddToZero };
 
-// Puts operands [first, last), which have one layout. If there are several, they do not overlap.
+// Copies or adds the operands [first, last) to their places in the result. They have the same layout. If there are
+// several, their places do not overlap.
 void put(const KernelContext& context, const ops::Parts& parts, size_t first, size_t last, Put how) {
   const Tensor &out = context.out(), &like = *context.inputs[first];
   if (like.numel() == 0) return;
@@ -60,7 +61,7 @@ void put(const KernelContext& context, const ops::Parts& parts, size_t first, si
                  address_of(out), pieces, layout, static_cast<long long>(how == Put::kAddToZero));
 }
 
-// Puts all operands from `first` on, in order.
+// Copies or adds all operands from `first` on, in order.
 void put_all(const KernelContext& context, const ops::Parts& parts, size_t first, Put how) {
   const auto alike = [&](size_t a, size_t b) {
     return parts.places[a].sizes == parts.places[b].sizes && parts.places[a].strides == parts.places[b].strides &&

@@ -1,10 +1,10 @@
-// Random numbers in kernels by hand; philox() itself is in device_math().
+// Random numbers in hand-written kernels; philox() itself is in device_math().
 #pragma once
 
 namespace rondo::cuda {
 
-// Follows kDropoutText in the text of attention's kernels. Decides which weights dropout keeps (Note [Dropped weights]
-// in ops/attention.cc). `row`: the number of a query among all queries of all heads.
+// Source text that follows kDropoutText in attention's kernels. Decides which weights dropout keeps (Note [Dropped
+// weights] in ops/attention.cc). `row`: the number of a query among all queries of all heads.
 inline constexpr const char* kDroppedWeights = R"cuda(
 struct Dropout : DropoutArgument {
   // A bit for each of four neighbouring keys, set if its weight is kept.

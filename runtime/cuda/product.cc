@@ -50,13 +50,13 @@ uint32_t alignment_bits(const void* address, int which) {
 }
 uint32_t alignment_of(uint32_t key, int which) { return 1u << (key >> which * kAlignmentBits & 7); }
 
-// cublasLt.h, CUBLASLT_MATMUL_DESC_BIAS_POINTER: the heuristic takes the alignment of a bias from its address, and
-// reads no bias. This address has the key's alignment and no more.
+// Returns an address that has exactly the key's alignment. The heuristic takes the alignment of a bias from its
+// address, and does not read the bias (cublasLt.h, CUBLASLT_MATMUL_DESC_BIAS_POINTER).
 const void* bias_like(uint32_t key) {
   return reinterpret_cast<const void*>(uintptr_t{1} << 20 | alignment_of(key, kAddressOfBias));
 }
 
-// Gives a descriptor back when an error leaves its scope.
+// Destroys a descriptor if an error leaves its scope.
 template <class Handle> struct Scoped {
   Handle handle = nullptr;
   LtStatus (*destroy)(Handle);
@@ -118,7 +118,7 @@ Product::Product(DeviceState& state, const MatmulCall& call, int variant)
   for (const Epilogue e : call.epilogues)
     if (e == Epilogue::kGeluTanh) epilogue |= static_cast<uint32_t>(LtEpilogue::kGelu);
   if (epilogue == 0) epilogue = static_cast<uint32_t>(LtEpilogue::kDefault);
-  // Note [Row-major]: true if our operand's columns are dense.
+  // Note [Row-major]: true if our operand is column-major.
   const bool b_transposed = call.b.column != 1, a_transposed = call.a.column != 1;
   const auto make_desc = [&](LtCompute compute) {
     Scoped<LtDesc> made{nullptr, library_.desc_destroy};
@@ -216,13 +216,13 @@ Report& report() {
   return *report;
 }
 
-// The same product of the same operands, in sums that are not rounded.
+// The product of a call without its epilogues. Its sums are not rounded.
 MatmulCall without_epilogues(const MatmulCall& call) {
   MatmulCall plain(call.dtype, call.m, call.n, call.k, call.a, call.b, {call.n, 1, call.m * call.n}, call.batch);
   plain.wide = is_low_precision(call.dtype);
   return plain;
 }
-// The same for dense copies of the operands.
+// Like without_epilogues(), but with dense copies of the operands.
 MatmulCall of_copies(const MatmulCall& call) {
   MatmulCall dense = call.with_dense_operands(call.dtype);
   dense.wide = is_low_precision(call.dtype);
@@ -324,7 +324,7 @@ void Product::run(const MatmulOperands& o, double alpha) const {
     choice = &choose_otherwise(state, key, "refuses its own algorithm");
   }
   const Choice other = *choice;
-  lock.unlock();  // its part has a lock of its own
+  lock.unlock();  // the choice's `part` has a lock of its own
   run_otherwise(other, o, alpha);
 }
 
@@ -342,7 +342,7 @@ bool Product::run_by_library(DeviceState& state, const Choice& choice, const Mat
   const LtStatus status = library_.matmul(state.lt_handle(), desc_of(key), factor(0), o.b, a_, o.a, b_, factor(1),
                                           has_added() ? o.added[0] : o.c, d_, o.c, d_, &choice.algo,
                                           workspace ? workspace.data() : nullptr, choice.workspace, state.compute());
-  // cublasLt.h, cublasLtMatmul: the device cannot run it.
+  // cublasLt.h, cublasLtMatmul: the device cannot run the algorithm.
   if (status == LtStatus::kNotSupported || status == LtStatus::kArchMismatch) [[unlikely]]
     return false;
   check(status, "cublasLtMatmul");

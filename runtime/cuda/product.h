@@ -1,21 +1,22 @@
 // Product: one matrix product through cuBLASLt, with all its parameters except the addresses. Thread safe.
 //
-// Note [Row-major]. cuBLASLt stores matrices by columns, and its epilogues know nothing else. Our C (m, n) by rows is
-//   its D (n, m) by columns, so it computes D = B' A': its A is our B and its B our A, each as it lies in memory. An
-//   operand whose columns are dense counts as transposed in one of the two conventions, and not in the other.
+// Note [Row-major]. cuBLASLt stores matrices by columns, and its epilogues support only that. Our row-major C (m, n)
+//   has the same memory as its column-major D (n, m), so it computes D = B' A': its A is our B and its B our A, each as
+//   it lies in memory. A row-major operand of ours is already the transpose that cuBLASLt needs. A column-major operand
+//   is not, so only this one gets cuBLASLt's transpose flag.
 // Note [Algorithms]. cuBLASLt's heuristic is asked once for each product and alignment of its addresses, and its first
-//   answer is kept: the order of the sums follows from the product, the alignment and the device. Splits of K must add
-//   up in the compute type, so that sums are f32 for 16-bit types, too.
-// Note [Product workspace]. What an algorithm needs is taken from the allocator in stream order for each run, and given
-//   back at once: the next product gets the same block. It cannot be part of a plan, because plans are made without a
-//   device, and only the device's heuristic knows the size.
+//   answer is kept. So the order of the sums depends only on the product, the alignment and the device. Splits of K
+//   must add up in the compute type, so that sums are f32 for 16-bit types, too.
+// Note [Product workspace]. Each run takes the workspace of its algorithm from the allocator, in stream order, and
+//   gives it back at once: the next product gets the same block. The workspace cannot be part of a plan, because plans
+//   are made without a device, and only the device's heuristic knows the size.
 // Note [Products without an algorithm]. The heuristic may have no algorithm for a product (cublasLt.h says so of
-//   cublasLtMatmulAlgoGetHeuristic): for an epilogue of some type, for operands at odd addresses or strides. And
-//   cublasLtMatmul may refuse one that it gave. Then the first of these ways that works is taken: the product without
-//   epilogues, which a kernel applies to sums that are not rounded yet; the product of dense copies of the operands; a
-//   kernel of our own, which takes every product. The way is kept for the product, as an algorithm is. Each such
-//   product is counted (product_report), told to the compiler's log (perf_hints) and part of compile::explain(), with
-//   the op and its line, because it is slower than the library.
+//   cublasLtMatmulAlgoGetHeuristic): for an epilogue of some type, for operands at odd addresses or strides. Also,
+//   cublasLtMatmul may refuse an algorithm of the heuristic. Then the first of these ways that works is taken: the
+//   product without epilogues, which a kernel applies to sums that are not rounded yet; the product of dense copies of
+//   the operands; a kernel of our own, which takes every product. The way is kept for the product, as an algorithm is.
+//   Each such product is counted (product_report), told to the compiler's log (perf_hints) and part of
+//   compile::explain(), with the op and its line, because it is slower than the library.
 #pragma once
 
 #include <cstddef>
@@ -46,9 +47,10 @@ ProductReport product_report();
 
 class Product {
  public:
-  // All floating dtypes. The most recent 1024 are kept, over all threads. Variants are other algorithms for the same
-  // product, for a tuner to choose from. Null: there is no such variant.
-  // Epilogues: as product_absorbs() says. A bias has the result's dtype.
+  // Returns the product of a call of any floating dtype. The 1024 most recent products are kept, for all threads
+  // together. `variant`: another algorithm for the same product, for a tuner to choose from. Returns null if there is
+  // no such variant.
+  // The call may have the epilogues that product_absorbs() accepts. A bias has the result's dtype.
   static std::shared_ptr<const Product> get(int device, const MatmulCall& call, int variant = 0);
   // Forgets the products that are kept. Those in use live on.
   static void trim();
@@ -61,7 +63,8 @@ class Product {
   void run(const MatmulOperands& operands, double alpha = 1) const;
 
  private:
-  // The heuristic's choice for addresses of some alignments; or another way, and the library's part in it.
+  // How the product runs if its addresses have the alignments of `key`: by an algorithm of the heuristic, or in another
+  // way, of which the library computes `part` (null: nothing).
   struct Choice {
     uint32_t key;
     LtAlgo algo = {};
@@ -79,23 +82,23 @@ class Product {
   void set_bias(uint32_t key, const void* bias) const;
   // Null: cuBLASLt has no algorithm, or fewer than `variant_`. REQUIRES, here and below: the lock is held.
   const Choice* choose(DeviceState& state, uint32_t key) const;
-  // Chooses another way instead of the earlier choice for the key. `why`: the library's reason.
+  // Replaces the choice for the key by another way. `why`: the library's reason.
   const Choice& choose_otherwise(DeviceState& state, uint32_t key, const char* why) const;
-  // A product that cuBLASLt has an algorithm for, at A and B aligned as the key says; null: it has none.
+  // Returns a product that cuBLASLt has an algorithm for, with A and B aligned as the key says; null: it has none.
   static std::shared_ptr<const Product> by_library(DeviceState& state, const MatmulCall& call, uint32_t key);
-  // False: cublasLtMatmul refuses the algorithm, and nothing was enqueued.
+  // Returns false if cublasLtMatmul refuses the algorithm. Then nothing was enqueued.
   bool run_by_library(DeviceState& state, const Choice& choice, const MatmulOperands& operands, double alpha) const;
   void run_otherwise(const Choice& choice, const MatmulOperands& operands, double alpha) const;
   void destroy() noexcept;
 
-  const CublasLt library_;  // a copy: this may outlive the table
+  const CublasLt library_;  // a copy: the product may outlive the table of functions
   const int device_;
   const MatmulCall call_;
   const int variant_;
   uint64_t most_workspace_ = 0;
   LtDesc desc_ = nullptr, fast_desc_ = nullptr;  // fast: TF32, f32 only
   LtLayout a_ = nullptr, b_ = nullptr, d_ = nullptr;
-  // Guards the choices, and the descriptors, in which each run puts its bias.
+  // Guards the choices, and the descriptors, because each run writes the address of its bias into them.
   mutable std::mutex mutex_;
   mutable std::vector<Choice> choices_;
 };

@@ -23,7 +23,7 @@ struct ProductArgument {
 )
 // clang-format on
 
-// T: of the operands; R: of the result, its bias and its addend.
+// T: the operands' type. R: the type of the result, its bias and its addend.
 constexpr const char* kProductText = R"cuda(
 using C = typename RondoCompute<T>::Type;
 constexpr int kTile = 16;

@@ -1,5 +1,5 @@
-// Reductions of any dtype, in the order of ops/reduction_order.h: the CPU's bits. Where compile/ is linked, reductions
-// of floats run as its generated kernels, in an order of their own that suits a GPU.
+// Reductions of any dtype, in the order of ops/reduction_order.h, so the bits are those of the CPU. If compile/ is
+// linked, reductions of floats run as its generated kernels, in an order of their own that suits a GPU.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
@@ -105,7 +105,7 @@ class Reduction {
     rows(x, partial, chunks, kFullChunk, n);
     rows(partial, out, 1, chunks, chunks);
   }
-  // x, dense, of `sizes` -> out: Note [Runs]. Between two runs, values are accumulators.
+  // x, dense, of `sizes` -> out: Note [Runs]. Intermediate results between two runs have the accumulator's dtype.
   void runs(const Tensor& x, const Tensor& out, const Dims& sizes, int64_t mask) const {
     const ops::ReducedRun run = ops::last_run(sizes, mask);
     const int64_t kept = run.outer * run.inner;
@@ -114,7 +114,7 @@ class Reduction {
       rows(x, result, kept, run.reduced, kept * run.reduced);
     } else if (run.outer == 1) {
       columns(x, result, run.reduced, run.inner);
-    } else {  // each column has its own order, wherever it stands
+    } else {  // the order of a column's sum does not depend on the column's position
       const Tensor blocks = x.view({run.outer, run.reduced, run.inner});
       columns(blocks.permute({1, 0, 2}).contiguous(), result, run.reduced, kept);
     }

@@ -12,7 +12,7 @@ namespace {
 
 std::string name_of(LoopValue v) { return absl::StrCat("v", v.id); }
 
-// Exact, with the sign of zero and NaN.
+// Returns a literal with exactly this value, including the sign of zero, and NaN.
 std::string double_literal(double value) {
   return formatted("__longlong_as_double(0x%xll)", std::bit_cast<uint64_t>(value));
 }

@@ -1,6 +1,6 @@
 // ScalarText: writes a scalar program as CUDA C++ for one type: an op's `lower`, or a function of ops/scalar_math.h. So
-// these kernels come from the same templates that the host compiles and from which compile/ generates code, and a new
-// op needs no CUDA text. Integers compute in their own type and wrap around, as on the host.
+// the kernels of this folder come from the same templates that the host compiles and from which compile/ generates
+// code, and a new op needs no CUDA text. Integers compute in their own type and wrap around, as on the host.
 //
 //   ScalarText text(kI64, attrs, inputs);
 //   op.lower(text);                        // "const C v0 = a0; ... const C v3 = ...; result = v3;"

@@ -1,4 +1,4 @@
-// Sums by index in parts: ops/segments.h.
+// Kernels that sum values by index: indices are sorted into segments, and then each segment is summed (ops/segments.h).
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"

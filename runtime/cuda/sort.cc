@@ -1,5 +1,5 @@
-// Orders along one dimension. Elements become unsigned words of the same order, in which NaN is the largest and zeros
-// are equal; sorting then knows no dtypes.
+// Sorts along one dimension. Elements are first mapped to unsigned words in the same order (NaN is the largest, and the
+// two zeros are equal), so the sort itself knows no dtypes.
 #include "rondo/runtime/cuda/sort.h"
 
 #include <algorithm>
@@ -186,7 +186,7 @@ RondoLayout lines_of(const Tensor& x, int dim) {
 
 Tensor words(int64_t n, Device device) { return Tensor::empty({n}, {kI64, device}); }
 
-// [lines, length]
+// Returns the keys of x's elements, [lines, length].
 Tensor keys_of(const Tensor& x, int dim, Mode mode) {
   const Tensor keys = words(x.numel(), x.device());
   const int device = x.device().index;
@@ -208,7 +208,7 @@ void write_order(const Tensor& x, Tensor& out, int dim, bool descending) {
 
 namespace {
 
-// Long runs take more work, but fewer merges. With few elements, launches cost the most.
+// Long runs take more work, but fewer merges. With few elements, launches cost the most, so runs are long.
 constexpr int64_t kBlock = 256, kLongest = 8192, kFew = 1 << 16;
 int64_t parts_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
 int64_t run_of(int64_t lines, int64_t length) {

@@ -8,7 +8,7 @@
 namespace rondo::cuda {
 
 // The result of sorting. `keys`: unsigned words as i64, [lines, length], each line in ascending order; equal keys keep
-// their order. `positions`: where each of them was in its line.
+// their order. `positions`: the position of each key in its line before sorting.
 struct Order {
   Tensor keys, positions;
 };

@@ -112,7 +112,7 @@ Cache& kernel_cache() {
   return *cache;
 }
 
-// Makes a new store if NVRTC is another one than before.
+// Returns the store of an architecture. Makes a new one if NVRTC's version has changed.
 std::shared_ptr<io::ObjectStore> store_of(int architecture) {
   io::HostKey key = key_of_code(architecture, kMaker);
   const std::lock_guard lock(kernel_cache().mutex);

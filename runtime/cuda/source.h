@@ -36,28 +36,30 @@ struct Define {
 };
 
 // Throws DeviceError if the code has to be compiled and there is no NVRTC, InternalError with NVRTC's log if it refuses
-// the text. `dynamic_shared`: the bytes of dynamic shared memory that launches ask for; the same for the same defines.
+// the text. `dynamic_shared`: the bytes of dynamic shared memory that launches ask for. It must be the same for the
+// same defines.
 Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines = {},
                  unsigned dynamic_shared = 0);
 
 // The whole text that NVRTC compiles.
 std::string whole_text(const Source& source, std::initializer_list<Define> defines);
-// A dtype in kernels: "float", "rondo_bf16"; and the type that arithmetic on it is carried out in.
+// The name of a dtype in kernels, such as "float" or "rondo_bf16"; and that of the type in which arithmetic on it is
+// done.
 const char* type_name(DType dtype);
 const char* compute_type_name(DType dtype);
-// An unsigned integer as wide: for kernels that only move elements.
+// The unsigned integer type of the dtype's width: for kernels that only move elements.
 const char* word_name(DType dtype);
 
-// ---- Their code, for artifacts
+// ---- The code of hand-written kernels, for artifacts
 
 // `maker` of key_of_code() for kernels by hand. It names no build, because their code follows from their text alone.
 inline constexpr const char* kMaker = "by hand";
-// The kernels by hand that this process has for an architecture. Records: the text, and the code.
+// Returns the hand-written kernels that this process has for an architecture. A record has a text and its code.
 io::KernelFile kernels_by_hand(int architecture);
 // Takes code from an artifact; kernel_of() uses it. kInvalidArgument: damaged. kFailedPrecondition: made by another
-// NVRTC or with other flags. Nothing was taken then.
+// NVRTC or with other flags. After an error, nothing was taken.
 absl::Status add_kernels_by_hand(int architecture, const io::KernelFile& file);
-// Where the code of an architecture came from.
+// Where this process got the code of an architecture from.
 struct SourceReport {
   int64_t from_disk = 0, from_artifacts = 0;
   std::vector<std::string> compiled;  // names of the sources, and their defines
@@ -68,8 +70,8 @@ void forget_kernels_by_hand();
 
 inline constexpr int kThreads = 256;  // of a block
 
-// One thread for each of `n`, or fewer that take several each: the kernel strides over the grid. `args` are passed by
-// value, with the types of the kernel's parameters.
+// Launches one thread for each of `n` elements, or fewer threads that take several elements each: the kernel must have
+// a grid-stride loop. `args` are passed by value, with the types of the kernel's parameters.
 template <class... Args> void launch_threads(int device, const Kernel& kernel, int64_t n, Args... args) {
   constexpr int64_t kMostBlocks = 1 << 20;
   void* pointers[] = {&args...};
@@ -80,13 +82,14 @@ struct BlockSize {
   unsigned threads, dynamic_shared;
   BlockSize(unsigned threads, unsigned dynamic_shared = 0) : threads(threads), dynamic_shared(dynamic_shared) {}
 };
-// One block for each of `n`, which is below 2^31: the kernel does not stride.
+// Launches one block for each of `n` items, where n < 2^31. The kernel needs no grid-stride loop.
 template <class... Args>
 void launch_every_block(int device, const Kernel& kernel, int64_t n, unsigned threads, Args... args) {
   void* pointers[] = {&args...};
   launch(device, kernel, {static_cast<unsigned>(n)}, {threads}, 0, pointers);
 }
-// One block for each of `n`, or fewer that take several each: the kernel strides over the grid.
+// Launches one block for each of `n` items, or fewer blocks that take several items each: the kernel must have a
+// grid-stride loop.
 template <class... Args>
 void launch_blocks(int device, const Kernel& kernel, int64_t n, BlockSize block, Args... args) {
   constexpr int64_t kMostBlocks = 1 << 20;

@@ -9,7 +9,7 @@
 namespace rondo::cuda {
 
 Staging& Staging::instance() {
-  static Staging* staging = new Staging;  // never destroyed: tensors with static lifetime may be copied after it
+  static Staging* staging = new Staging;  // never destroyed: tensors with static lifetime may still be copied at exit
   return *staging;
 }
 
@@ -33,8 +33,8 @@ Staging::Buffer Staging::take(DeviceState& device, size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     std::deque<Buffer>& free = free_[c];
-    // Buffers are given in the order in which their copies pass, except between devices and streams: the first one is
-    // the best guess, and the only one that is asked.
+    // Buffers are given back in the order in which their copies finish, except between devices and streams. So the
+    // first one is the most likely to be free, and only its event is queried.
     if (!free.empty() && (passed(free.front()) || free.size() >= kMostInClass || reserved_ + size > kMostReserved)) {
       buffer = free.front();
       free.pop_front();
@@ -43,7 +43,7 @@ Staging::Buffer Staging::take(DeviceState& device, size_t bytes) {
     }
   }
   if (buffer.data != nullptr) {
-    // A wait that fails belongs to a lost device, perhaps another one: the buffer is free then, too.
+    // If the wait fails, the buffer's device is lost (perhaps not `device`), and nothing uses the buffer any more.
     if (!passed(buffer)) static_cast<void>(buffer.device->driver().event_synchronize(buffer.event.event));
     forget_event(buffer);
     return buffer;

@@ -3,7 +3,7 @@
 //
 //   Staging::Buffer buffer = Staging::instance().take(device, bytes);   // host memory, free to write
 //   memcpy(buffer.data, host, bytes); copy_to_device(..., stream);
-//   Staging::instance().give(device, buffer, stream);                   // again free when the stream has passed this
+//   Staging::instance().give(device, buffer, stream);                   // free again when the stream gets to here
 //
 // Thread safe. Buffers are page-locked for all devices.
 #pragma once
@@ -25,7 +25,7 @@ class Staging {
   struct Buffer {
     std::byte* data = nullptr;
     size_t bytes = 0;
-    DeviceState* device = nullptr;  // whose event it is
+    DeviceState* device = nullptr;  // the device of `event`
     Event event;                    // null: nothing uses the buffer
   };
 
@@ -34,7 +34,8 @@ class Staging {
   // Takes a buffer of at least `bytes`, at most kMostBytes. Waits for an earlier copy if all buffers within the limit
   // are in use. Throws OutOfMemoryError. REQUIRES: the device's context is current.
   Buffer take(DeviceState& device, size_t bytes);
-  // The buffer is free again when `stream` has done all that is enqueued now. If no event can record that, waits.
+  // The buffer is free again when `stream` has done all that is enqueued now. If recording the event fails, waits for
+  // the stream and throws.
   void give(DeviceState& device, Buffer buffer, StreamPtr stream);
   // Gives the buffer back. It is free now.
   void give(Buffer buffer) noexcept;

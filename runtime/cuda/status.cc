@@ -26,7 +26,7 @@ std::string Calls::describe(const DeviceStatus& status) const {
 
 void Calls::forget_older_than(uint32_t call) {
   const std::lock_guard lock(mutex_);
-  // By distance, because numbers wrap around.
+  // Compares by difference, because numbers wrap around.
   while (calls_.size() > kKept && static_cast<int32_t>(calls_.front().number - call) < 0) calls_.pop_front();
 }
 

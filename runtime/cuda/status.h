@@ -16,7 +16,7 @@
 
 #include "rondo/runtime/base/location.h"
 
-// `text` as code, and as the constant `name`.
+// Defines the text in the arguments as code, and the constant `name` with the same text as a string.
 #define RONDO_TEXT_AND_CODE(name, ...) \
   __VA_ARGS__                          \
   inline constexpr const char* name = #__VA_ARGS__;
@@ -51,14 +51,14 @@ __device__ inline void rondo_report(DeviceStatus* status, unsigned call, long lo
 
 inline constexpr DeviceStatus kNothingFailed{0, 0, ~0ull, ~0ull};
 
-// The calls that may fail on a device. The host remembers the place of each until the device has passed it.
-// Thread safe.
+// The calls that may fail on a device. The host remembers the source location of each call until the device has passed
+// it. Thread safe.
 class Calls {
  public:
-  // The number of a call of `op` at `site`, whose indices must lie below `size`. `at_position`: the message tells the
-  // position, too.
+  // Notes a call of `op` at `site`, whose indices must lie below `size`, and returns its number. `at_position`: the
+  // message tells the position, too.
   uint32_t note(const char* op, CallSite site, int64_t size, bool at_position = false);
-  // "embedding: index 9 is out of range for size 4 (train.cc:41)"
+  // Returns, for example, "embedding: index 9 is out of range for size 4 (train.cc:41)".
   std::string describe(const DeviceStatus& status) const;
   // Forgets older calls, which the device has passed. Keeps the last kKept, because another thread may have noted calls
   // that it has not launched yet.

@@ -63,7 +63,7 @@ class OneLibraryThread {
 // Note [Signals wait]. With AVX-512, oneDNN 2.6's gemm:jit moves the stack pointer into its working memory while it
 // multiplies a transposed A in f32, as for the gradient of a weight. If a signal arrives then, its handler's frame is
 // placed there and overwrites other heap memory (seen after Ctrl-C). So this thread's signals are blocked until the
-// kernel has returned. True for kernels with this problem, by name.
+// kernel has returned. moves_stack_pointer(): true for the names of kernels with this problem.
 bool moves_stack_pointer(std::string_view kernel);
 
 // Blocks the thread's signals in this scope if `wanted`, except signals for its own faults. Costs two system calls.

@@ -11,8 +11,9 @@
 #include "rondo/runtime/onednn/own_names.h"
 
 // Note [Neighbours]. A program may contain other libraries that export the same names as oneDNN, and the dynamic linker
-// binds a name to the first definition that it finds. libtorch exports templates of its own oneDNN: with it, the tables
-// of that copy were filled, those of Rondo's oneDNN stayed empty, and every product failed. So the library is
+// binds a name to the first definition that it finds. For example, libtorch exports templates of its own oneDNN. In a
+// program with libtorch, Rondo's oneDNN filled the tables of libtorch's copy, its own tables stayed empty, and every
+// product failed. So the library is
 // - opened with RTLD_LOCAL: other libraries do not see its names;
 // - bound to its own names (own_names.h), even if the program exports the same ones.
 // Names that it takes from other libraries are bound as usual: a program may have its own malloc() and operator new.

@@ -4,7 +4,7 @@
 //   library().dnnl_sgemm(...)    // throws LibraryError if the library cannot be opened
 //
 // oneDNN's own C++ header consists of inline functions that call C functions. It is included at the end of this file,
-// so that they call the functions of library(). Thread safe.
+// so that these inline functions call the functions of library(). Thread safe.
 #pragma once
 
 #include "oneapi/dnnl/dnnl.h"

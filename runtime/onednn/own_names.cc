@@ -118,7 +118,7 @@ template <class F> void for_each_use(const Image& image, F fn) {
     }
   }
 }
-// The same, only for one name that the library takes from other libraries.
+// Calls fn only for the uses of one name that the library takes from other libraries.
 template <class F> void for_each_use_of(std::string_view name, const Image& image, F fn) {
   for_each_use(image, [&](const Use& use) {
     if (use.symbol.st_shndx == SHN_UNDEF && image.names + use.symbol.st_name == name) fn(use);

@@ -16,11 +16,11 @@ namespace rondo::cpu {
 // Throws LibraryError if the system does not allow writing to the library's tables.
 //
 // Why not RTLD_DEEPBIND of dlopen()? The library would call malloc() and operator new of the C and C++ libraries
-// instead of the program's. But it also frees memory that std::string's functions have taken from the program's. And
-// with a sanitizer in the program, this flag ends the process.
+// instead of the program's. But it also frees memory that std::string's functions have taken from the program's
+// allocator. And with a sanitizer in the program, this flag ends the process.
 void use_own_names(void* library);
 
-// The address to which a name from another library is bound in `library`; null if it does not use that name.
+// Returns the address to which a name from another library is bound in `library`; null if it does not use the name.
 void* function_used(void* library, std::string_view name);
 // Binds a name that `library` takes from another library to `function`. Throws like use_own_names().
 void use_instead(void* library, std::string_view name, void* function);
