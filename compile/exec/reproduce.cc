@@ -26,7 +26,7 @@ std::vector<int32_t> parse_list(Scanner& in, size_t below) {
   return list;
 }
 
-// What derivation.cc writes behind the recording.
+// Parses what derivation.cc writes after the recording.
 void parse_derivation(Scanner& in, Reproducer& r) {
   if (in.accept("recompute")) {
     const int64_t recompute = in.integer();
