@@ -48,7 +48,8 @@ struct Operand {
   int64_t col_stride = 1;         // 0: the operand is loaded once per row
   bool is_output = false;
   // A partial result of kColumnSum, kColumnMax or kColumnMin: a dense [n_chunks, cols] array of the compute type; a
-  // call for rows [begin, end) writes row begin / chunk_rows of it. With Note [Segments of rows], the whole result.
+  // call for rows [begin, end) writes row begin / chunk_rows of it. If the kernel has segments (Note [Segments of
+  // rows]), it is the complete result, [segments, cols].
   bool is_partial = false;
   // Sums only: the index of the dense operand to which the complete sum is added; -1: none.
   int32_t onto = -1;
@@ -110,7 +111,7 @@ inline double identity_of(LoopOp reduction, DType type) {
   if (type == kBool) return is_min ? 1 : 0;
   return is_min ? __builtin_inf() : -__builtin_inf();
 }
-// Arithmetic. Integers have their own rules for it.
+// True for arithmetic operations, for which integers have their own rules (see the top of this file).
 inline bool is_arithmetic(LoopOp op) { return op >= LoopOp::kAdd && op <= LoopOp::kShiftRight; }
 
 struct Instr {
@@ -211,7 +212,7 @@ inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 inline int64_t chunks(const LoopKernel& kernel) {
   return kernel.starts >= 0 ? kernel.segments : (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows;
 }
-// True if several indices of the axis refer to the same element.
+// True if the index of the axis wraps around to 0 at some row of the kernel.
 inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) {
   return !is_picked(axis) && axis.divisor * axis.size < kernel.rows;
 }
@@ -251,7 +252,7 @@ inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const
   size_t at = 2;
   for (const Operand& operand : kernel.operands) {
     if (position == at && known.min >= 0 && known.max <= kNarrowStride) useful.max = kNarrowStride;
-    // Rows whose strides are whole Philox counters, or whole steps.
+    // For random numbers: row strides that are multiples of 4, the numbers of a Philox counter, or of a whole step.
     for (size_t axis = 0; axis < operand.axes.size() && operand.is_random; ++axis)
       for (int64_t step : {kMaxStep, int64_t{4}})
         if (position == at + 3 * axis + 3 && known.multiple_of % step == 0 && useful.multiple_of == 1)

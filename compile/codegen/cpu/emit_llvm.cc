@@ -31,7 +31,8 @@ llvm::Function* KernelEmitter::emit() {
   scans_.assign(kernel_.instrs.size(), nullptr);
   for (std::vector<Value*>& copy : vectors_) copy.assign(kernel_.instrs.size(), nullptr);
 
-  // An empty range must touch no memory, because the invariant loads below are before the loop.
+  // The invariant loads below run before the loop. This branch skips them for an empty range, which must touch no
+  // memory.
   BasicBlock* guard = BasicBlock::Create(context_, "guard", function_);
   BasicBlock* entry = BasicBlock::Create(context_, "entry", function_);
   BasicBlock* exit = BasicBlock::Create(context_, "exit");
@@ -252,7 +253,8 @@ void KernelEmitter::emit_stage(const Stage& stage) {
   for (int32_t id : stage.column) has_column_work |= levels_[id] == Level::kColumn;
   if (!has_column_work) return;
 
-  // Lanes, then the totals of Note [Row order] (sums of the blocks before this one), then running sums.
+  // The values that the column loop carries, in this order: lanes of reductions, totals of Note [Row order] (sums of
+  // the blocks before this one), running sums.
   llvm::SmallVector<Value*, 8> lanes;
   for (int32_t id : stage.reductions) begin_lanes(instr(id), lanes);
   const size_t n_lanes = lanes.size();
