@@ -79,7 +79,8 @@ class Trace : public Recorder {
     HashMap<const TensorImpl*, ValueId> external_ids;
   };
 
-  // Keeps, of `handles` (by value), those that the nodes read or make; the others are undefined.
+  // Returns a copy of `handles` (by value) that holds only the handles of values that the nodes read or make; the other
+  // entries are undefined.
   static std::vector<Tensor> needed(std::span<const GraphNode> nodes, const std::vector<Tensor>& handles);
   std::source_location user_of(std::source_location where);
   const char* user_file_ = nullptr;  // a file that is known not to be Rondo's own

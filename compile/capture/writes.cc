@@ -7,8 +7,9 @@
 // output, and the caller of the program finds it in the tensor's memory afterwards (Graph::versions,
 // region/write_back.h). The plan computes it in that memory, if the order of reads allows that.
 //
-// Nothing is guessed: if two tensors outside of the recording share memory, one must lie in the other. Otherwise the
-// write is a graph break. So is a write that changes where gradients flow.
+// Nothing is guessed: if two tensors outside of the recording share memory, and neither is known to lie in the other, a
+// write to them is a graph break. Some writes that give memory another history are graph breaks, too. The list of all
+// reasons follows.
 #include "rondo/compile/capture/writes.h"
 
 #include <utility>

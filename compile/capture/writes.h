@@ -34,8 +34,7 @@ class WritingTrace : public Trace {
 
  protected:
   // Records a call that overwrites *inputs[0] as a call that makes a new version of its memory. `next`: a new handle
-  // for the result. Returns null on success. Otherwise the effect of the write is not known for certain: returns the
-  // reason and changes nothing.
+  // for the result. Returns null on success. If the write cannot be recorded, returns the reason and changes nothing.
   const char* record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
                            std::source_location where);
   // False if `tensor` comes from outside and lies in memory that a recorded call writes, but at an unknown place.

@@ -17,8 +17,8 @@
 // execution (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar truncate a float toward zero,
 // clamp it to the range of the type, and turn NaN into 0; u8 takes the low byte of the i64.
 //
-// An output may alias an input, element for element (in place); no other operands overlap. Then all loads of an element
-// must come before its store, in the order stage, row list, column list.
+// An output may alias an input, element for element (in place); no other operands overlap. If an output does, all loads
+// of an element must come before its store, in the order stage, row list, column list.
 //
 // This header is shared with the LLVM plug-in: data only, no functions that need linking.
 #pragma once
@@ -196,7 +196,7 @@ inline RowPart row_part(const Operand& operand) {
   return operand.axes.empty() ? RowPart::kNone : operand.col_stride == 0 ? RowPart::kElement : RowPart::kWhole;
 }
 // For a kernel that runs on the items of a table: the positions in extents() of strides that are the item's width. (The
-// number of columns, at position 0, is one, too.)
+// number of columns, at position 0, is also the width, but is not in the list.)
 inline std::vector<size_t> width_extents(const LoopKernel& kernel) {
   std::vector<size_t> positions;
   size_t next = 2;

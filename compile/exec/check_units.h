@@ -1,8 +1,8 @@
-// Finds wrong numbers: which part of a compiled graph computes something else than eager execution? After every run of
-// a program, the same graph runs op by op, once as it is after the passes and once as it was before them. If results
-// differ, an InternalError and a file for rondo_replay name the smallest part that differs on its own, with the user's
-// line, or the pass that changes the numbers. Turned on by RONDO_CHECK=units or compile::set_check_units() (options.h).
-// Slow: everything runs three times.
+// Finds the part of a compiled graph that computes other numbers than eager execution. After every run of a program,
+// the same graph runs op by op, once as it is after the passes and once as it was before them. If results differ, an
+// InternalError and a file for rondo_replay name the smallest part that differs on its own, with the user's line, or
+// the pass that changes the numbers. Turned on by RONDO_CHECK=units or compile::set_check_units() (options.h). Slow:
+// everything runs three times.
 //
 // Collectives run once, in the compiled program. The operand that the program sent is compared with the operand that
 // eager execution computes. Both use the received sum as the result (Note [Collectives are effects] in
@@ -27,8 +27,8 @@ namespace rondo::compile {
 bool checks_units();
 // True if the check of region/check_floats.h is on.
 bool checks_floats();
-// Parses a value of RONDO_CHECK, such as "units,floats"; null: the variable is not set. Throws Error if there is
-// no such check.
+// Parses a value of RONDO_CHECK, such as "units,floats"; null: the variable is not set. Throws Error if the list names
+// an unknown check.
 struct Checks {
   bool units = false;
   bool floats = false;

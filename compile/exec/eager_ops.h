@@ -1,6 +1,6 @@
-// Eager calls as generated kernels, for devices without kernels of their own: an op with a lowering is one
-// kernel; an op with a decomposition is several, fused as in a region. Every program that links compile/
-// uses them: runtime/dispatch/op_compiler.h.
+// Runs eager calls as generated kernels, on devices without kernels of their own. An op with a lowering is one kernel.
+// An op with a decomposition is several kernels, fused as in a region. Every program that links compile/ does this:
+// runtime/dispatch/op_compiler.h.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ struct Value {
   Dims strides;
   bool requires_grad = false;
   bool leaf = false;         // inputs only: a parameter, which only an optimizer writes
-  bool grad_mode = true;     // recorded in grad mode: views that are made in it keep their base
+  bool grad_mode = true;     // recorded in grad mode, in which views keep their base
   bool hidden = false;       // outputs only: no tensor holds it; it is the base of views that are held
   bool overwritten = false;  // its memory was written later in the recording: Note [Writes] in capture/writes.cc
   int32_t producer = -1;     // index into Graph::nodes; -1 for inputs
@@ -59,8 +59,8 @@ struct GraphNode {
   bool in_place = false;  // in a recording: eager execution writes the result over operand 0
 };
 
-// A recorded write: from here on, input number `input` holds `value`. Memory that the recording itself allocated has a
-// number below 0.
+// A recorded write: after it, input number `input` holds `value`. A number below 0 stands for memory that the recording
+// itself allocated.
 struct Version {
   ValueId value = kNoValue;
   int32_t input = -1;

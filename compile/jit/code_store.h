@@ -1,4 +1,4 @@
-// CodeStore: the machine code of this process, by the canonical texts of its kernels. It places the objects of
+// CodeStore: the machine code of this process, keyed by the canonical texts of its kernels. It places the objects of
 // io/object_store.h in memory, counts where code comes from, and explains misses. Thread safe.
 #pragma once
 

@@ -168,9 +168,9 @@ void KernelEmitter::zero_partials() {
 }
 
 // Note [Rows ahead]. Rows in segments (Note [Segments of rows]) are picked from anywhere in a table, so each one misses
-// several cache lines. While a row is processed, the lines that a later row picks are prefetched. For a row twice as
-// far ahead, the memory from which its index is itself picked is prefetched. An index that needs a random number or a
-// reduction of its row is not known ahead.
+// several cache lines. While a row is processed, the lines that a later row picks are prefetched. The index of a row
+// may itself be picked from a table, so for a row twice as far ahead, the line that holds its index is prefetched. An
+// index that needs a random number or a reduction of its row is not known ahead.
 void KernelEmitter::fetch_ahead(Value* row) {
   constexpr int64_t kBytesAhead = 12 << 10, kMostRows = 64, kMostLines = 8;
   const auto fetch_picked = [&](int64_t rows, bool whole_rows, int64_t lines) {

@@ -1,8 +1,8 @@
 // LoopKernel -> llvm::Function. Only the JIT plug-in includes this: no other target sees LLVM's headers.
 //
 // The function is emitted in its final shape, so that few LLVM passes are needed and compiling stays fast. It has
-// explicit vectors of kLanes columns, and its row and column bounds are constants. Values that are constant over a row
-// or the kernel are computed outside of the loops. Arithmetic is strict IEEE 754: no fast-math flags, and FMA only for
+// explicit vectors of kLanes columns, and sizes that do not vary are constants. Values that are constant over a row or
+// the kernel are computed outside of the loops. Arithmetic is strict IEEE 754: no fast-math flags, and FMA only for
 // kFma.
 #pragma once
 

@@ -235,7 +235,8 @@ void KernelEmitter::emit_sweep(const Stage& stage) {
   }
 }
 
-// Note [Column order] of ops/reduction_order.h, for a row that belongs to one thread.
+// Emits a sweep that adds in the order of Note [Column order] of ops/reduction_order.h, for a row that belongs to one
+// thread.
 void KernelEmitter::emit_sweep_in_chunks(const Stage& stage) {
   const std::string varying_chunk = absl::StrCat("cols > ", 64 * kMostChunk, " ? ", kMostChunk, " : cols > ",
                                                  64 * kLeastChunk, " ? (cols + 63) / 64 : ", kLeastChunk);

@@ -65,7 +65,7 @@ bool reduces_rows(const LoopKernel& kernel) {
 
 // The largest index that the code forms: of columns, rows, partial sums, threads, or an element of an operand.
 int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
-  // The last threads of a block count past the end.
+  // The last threads of the last block form indices past the end.
   const int64_t cols = kernel.cols + int64_t{2} * s.threads * s.elements, rows = kernel.rows + s.threads;
   int64_t largest = std::max(2 * rows, cols);
   if (s.shape == Schedule::Shape::kElements)
@@ -104,7 +104,7 @@ std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
   return moves;
 }
 
-// Note [Width of accesses].
+// Chooses Schedule::elements: Note [Width of accesses].
 int32_t elements_of_thread(const LoopKernel& kernel) {
   if (kernel.cols == 1 || kernel.inner > 1) return 1;
   if (reduces_rows(kernel)) return 4;

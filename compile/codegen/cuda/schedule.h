@@ -6,7 +6,8 @@
 //   columns at a time. Lane c % (threads_per_row * elements) of the row combines the columns c, in increasing c, onto
 //   the identity. The lanes are then combined in trees: the lanes of one thread, then the threads of each warp, then
 //   the warps (lane i takes lane i + k). A row of a kernel along rows (LoopKernel::inner above 1) belongs to one
-//   thread, neighbouring rows to neighbouring threads. It adds up in Note [Column order] of ops/reduction_order.h.
+//   thread, neighbouring rows to neighbouring threads. The thread combines the columns in the order of Note [Column
+//   order] of ops/reduction_order.h.
 // Note [Column order on CUDA]. The rows are split into chunks of `chunk_rows`. In each chunk, rows are added in order
 //   onto 0. A second launch adds the chunks' partial sums: group g of kCombineGroups adds the chunks g, g +
 //   kCombineGroups, ... in order onto 0; then the groups are added in order onto the first.

@@ -43,7 +43,7 @@ struct Relocation {
   enum Value {
     kAddress,
     kDistance,      // from the place
-    kPageDistance,  // from the place's page to the address's; such pages have 4 KiB on every system
+    kPageDistance,  // from the place's page to the address's page; a page here has 4 KiB on every system
     kInPage,        // the address within its page
   };
   enum Field {
