@@ -166,8 +166,8 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     if (!resize_results(graph, node)) return false;
     if (node.op->kind != OpKind::kView) return true;
     const Dims &from = recorded_->value(node.inputs[0]).sizes, &to = recorded_->value(node.outputs[0]).sizes;
-    // If the first sizes of a view equal those of its source, they are likely the same dimensions, so they must stay
-    // equal.
+    // If the first sizes of a view equal those of its source, they are likely the same dimensions. With `in_place`,
+    // they must stay equal.
     for (int d = 0; in_place && d < std::min(from.rank(), to.rank()) && from[d] == to[d]; ++d)
       if (graph.value(node.inputs[0]).sizes[d] != graph.value(node.outputs[0]).sizes[d]) return false;
     // A view has elements of its source only, and all of them if it had all of them before.

@@ -24,7 +24,7 @@ struct CompiledKernels {
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes,
                                 std::span<const KernelHint> hints = {}, std::span<const KernelUse> uses = {},
                                 const Target& target = target_of(kCPU));
-// Finds existing code; nullopt unless there is code that serves for all of them.
+// Finds existing code for these kernels; nullopt if a kernel has none that serves.
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels,
                                             const Target& target = target_of(kCPU));
 

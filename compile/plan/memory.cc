@@ -249,7 +249,7 @@ class MemoryPlanner {
                        [&](ValueId id) { return graph_.value(id).root == source; });
   }
 
-  // True for calls that check values of their operands, or in which other processes take part.
+  // True if the launch checks values of its operands, or if other processes take part in it: both may fail.
   bool may_throw(const Launch& launch) const {
     return std::any_of(launch.nodes.begin(), launch.nodes.end(),
                        [&](int32_t n) { return graph_.node(n).op->has_effects(); });

@@ -26,7 +26,7 @@ struct Launch {
     kKernel,       // a generated kernel
     kLibraryCall,  // an op's own kernel and its epilogues
     kCopy,         // copies the bytes of a dense value with the device's copy function
-    kCombine,      // adds up the partial sums of all column results of a kernel. Consecutive ones run as one
+    kCombine,      // adds up the partial sums of a kernel's column results. Consecutive kCombine run as one launch
     kTable,        // a generated kernel on every item of a table, which is an argument of the run
   } kind = Kind::kKernel;
   int32_t kernel = -1;                 // kKernel, kTable: index in Plan::kernels; kCombine: the kernel of the sums
@@ -37,7 +37,7 @@ struct Launch {
   std::vector<Address> addresses = {};
   int64_t grain = 1;    // kKernel: below this many elements, a second thread is not worth waking
   int32_t variant = 0;  // kLibraryCall: an algorithm of OpDef::prepare
-  int32_t floats = -1;  // kLibraryCall: its number among the calls whose op has floats; -1: it has none
+  int32_t floats = -1;  // kLibraryCall: its number among the calls whose op has floats; -1: its op has no floats
   // kKernel: the operands that are checks (Operand::is_check), and the nodes whose indices they check.
   struct Check {
     int32_t operand, node;

@@ -21,7 +21,7 @@ namespace rondo::compile::cuda {
 
 class KernelCode final : public MachineCode {
  public:
-  // `capability` of the target's architecture: 80 is sm_80.
+  // `capability`: the compute capability of the target's architecture; 80 is sm_80.
   KernelCode(CudaObject object, const Target& target, int capability);
   static const KernelCode& of(KernelHandle handle) { return *static_cast<const KernelCode*>(handle); }
 

@@ -140,7 +140,7 @@ void launch_table(Device device, const TableCall& call, const LaunchFunctions::O
 }
 
 absl::AnyInvocable<void()> ready_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {
-  // Keeps `owner`, because it keeps the code alive to which the function belongs.
+  // Captures `owner`, which keeps the code of the launched function loaded.
   return [ready = make_ready(device, call), owner]() mutable { ready.enqueue(); };
 }
 
