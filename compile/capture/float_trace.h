@@ -1,11 +1,11 @@
-// FloatTrace: finds how the floats of a compiled program follow from the floats of its recording. While one lives,
-// rules of ops run on symbols (runtime/base/sym_float.h) on its thread. It gives formulas, which each call evaluates
-// for its own floats, and guards, which say for which floats the formulas hold.
+// FloatTrace: finds how the floats of a compiled program follow from the floats of its recording. While a FloatTrace
+// exists, the rules of ops on its thread compute with symbols (runtime/base/sym_float.h). It gives formulas, which each
+// call evaluates for its own floats, and guards, which say for which floats the formulas hold.
 //
 //   FloatTrace trace(recorded);
 //   const Graph derived = decompose(trace.graph());       // its floats are symbols
 //   const FloatFormulas formulas = trace.formulas(of);    // of the floats that a plan wants
-//   formulas.evaluate(floats_of(another), results);       // equal to the same derivation from `another`
+//   formulas.evaluate(floats_of(another), results);       // gives what decompose(another) would contain
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@
 
 namespace rondo::compile {
 
-// The floats of a recording, of all nodes in order.
+// The float attributes of all nodes of a recording, in order.
 using RecordedFloats = absl::InlinedVector<double, 16>;
 RecordedFloats floats_of(const Graph& recorded);
 // Returns `recorded` with other floats. REQUIRES: as many floats as it has.
 Graph with_recorded_floats(const Graph& recorded, std::span<const double> floats);
 bool same_bits(std::span<const double> a, std::span<const double> b);
 
-// Registers hold numbers: first the recording's floats, then the constants, then one for each term, which combines two
-// earlier registers. Immutable once made.
+// Formulas that compute in registers. The first registers hold the recording's floats, the next ones the constants.
+// Then follows one register for each term, which combines two earlier registers. Immutable once made.
 struct FloatFormulas {
   struct Term {
     FloatOp op;
@@ -36,7 +36,7 @@ struct FloatFormulas {
   int32_t n_recorded = 0;
   std::vector<double> constants;
   std::vector<Term> terms;
-  std::vector<int32_t> results;  // registers
+  std::vector<int32_t> results;  // the registers that hold the results
 
   // False: no result depends on the recording's floats.
   bool vary() const;
@@ -60,20 +60,20 @@ class FloatTrace final : public FloatTracer {
  public:
   // Each float of `recorded` becomes a symbol.
   explicit FloatTrace(const Graph& recorded) : FloatTrace(recorded, floats_of(recorded)) {}
-  // For a second derivation, from other floats, of what was first derived from `reference`. Joins the floats that were
-  // joined then.
+  // For deriving a program again: the first derivation had the floats `reference`, this one has those of `recorded`.
+  // Passes then join the same floats as in the first derivation.
   FloatTrace(const Graph& recorded, std::span<const double> reference);
 
-  // The recording with these symbols.
+  // The recording, with a symbol in the place of each float.
   const Graph& graph() const { return graph_; }
-  // `results`: symbols and constants.
+  // Returns formulas that compute `results`. Each of these is a symbol or a constant.
   FloatFormulas formulas(std::span<const SymFloat> results);
   FloatGuards guards() const;
 
   int32_t trace(FloatOp op, SymFloat a, SymFloat b, double value) override;
   void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) override;
 
-  // The value that `number` had, or has, in the first derivation.
+  // The value of `number` in the first derivation, which may be this one.
   double reference(SymFloat number) const;
 
  private:
@@ -81,7 +81,7 @@ class FloatTrace final : public FloatTracer {
     enum Kind : uint8_t { kRecorded, kConstant, kTerm } kind;
     FloatOp op = FloatOp::kAdd;
     int32_t a = -1, b = -1;  // kTerm
-    double reference = 0;    // kConstant: the value
+    double reference = 0;    // the value in the first derivation
   };
   using Key = std::tuple<uint8_t, uint8_t, int32_t, int32_t, uint64_t>;
   int32_t add(const Symbol& symbol);
@@ -102,8 +102,9 @@ class FloatTrace final : public FloatTracer {
   FloatTracerScope scope_;
 };
 
-// For passes that merge two calls whose floats are equal. Two floats with the same join_key() may be joined. A pass
-// that joins them calls join_floats(). Then the compiled code serves only calls in which they are equal, too.
+// For passes that merge two nodes whose floats are equal. Two floats may be joined if their join_key() is equal. A pass
+// that merges the nodes calls join_floats(). Then the compiled code serves only recordings in which these two floats
+// are equal.
 uint64_t join_key(SymFloat number);
 void join_floats(SymFloat a, SymFloat b);
 

@@ -1,11 +1,13 @@
-// Note [Known recordings]. A block is recorded at every call, and nearly every recording is the one before. So a call
-//   is first compared, as it comes, with the call at its place in the recording that this module made last. If all is
-//   equal, nothing is appended: no shapes are inferred, no node is made, and at the end no key is packed and looked up.
+// Note [Known recordings]. A block is recorded each time it runs, and nearly every recording equals the one before it.
+//   So each op call is first compared with the op call at the same position in the latest recording of this module.
+//   While all calls are equal, no shapes are inferred and no node is made. If all are equal at the end, no key is
+//   packed and looked up.
 //   This compares all that the key holds (Note [What shapes a plan]), and the source lines of the program, so that the
-//   known recording names the right lines. Results keep their handles from one call to the next, if nobody holds them.
+//   known recording names the right lines. The next recording reuses the handles (Tensors) of results that nobody
+//   holds.
 //   An in-place write is compared, too, if it is the first write to its tensor and overwrites all of it. The tensor
-//   must come from outside, have no history, and share its memory with nothing else that is read: a cache, a counter.
-//   The trace keeps track of written memory (Note [Writes]) as in any other recording.
+//   must come from outside, have no history, and share its memory with nothing else that is read. Caches and counters
+//   are such tensors. The trace keeps track of written memory (Note [Writes]) as in any other recording.
 //   At the first difference the calls so far become an ordinary recording (stop_following), which goes on from there.
 #include "rondo/compile/capture/known_recording.h"
 
@@ -29,7 +31,8 @@ bool has_same_bits(SymFloat a, SymFloat b) {
   return std::bit_cast<uint64_t>(a.value()) == std::bit_cast<uint64_t>(b.value());
 }
 
-// True for a tensor from outside of the recording whose history an op may have to renew, or to refuse.
+// True for a view from outside of the recording that needs record()'s checks: it was made under no_grad, so an op may
+// have to refuse it, or its base was written after its history was made, so the history may have to be renewed.
 bool has_view_to_watch(const Tensor& tensor) {
   const AutogradMeta* meta = tensor.impl()->autograd.get();
   return meta != nullptr && (meta->no_grad_view || (meta->base.defined() && meta->view_version != tensor.version()));
@@ -274,8 +277,9 @@ void FollowingTrace::stop_following() {
   known_handles_.clear();
 }
 
-// Called at the end. Keeps the handles that nobody else holds for the next recording of this kind on this thread. Keeps
-// none if there is no memory for the list, because this runs in destructors.
+// Called at the end of a recording. Keeps the handles that nobody else holds. The next recording on this thread reuses
+// them if it follows the same known recording. Keeps none if there is no memory for the list: this runs in destructors,
+// which must not throw.
 void FollowingTrace::keep_known_handles() {
   try {
     known_handles_.resize(handles_.size());
@@ -285,7 +289,7 @@ void FollowingTrace::keep_known_handles() {
   for (const GraphNode& node : std::span(known_.graph->nodes).first(n_known_))
     for (ValueId id : node.outputs) {
       TensorImpl& impl = *handle(id).impl();
-      if (impl.recorder != this) continue;  // it has a value now
+      if (impl.recorder != this) continue;  // the tensor has been computed
       impl.recorder = nullptr;
       if (impl.refs.load(std::memory_order_acquire) == 1 && !impl.storage && impl.autograd == nullptr &&
           impl.marks == nullptr)

@@ -11,7 +11,7 @@
 
 namespace rondo::compile {
 
-// An earlier recording. Later ones are compared with it, call by call, while they are made.
+// An earlier recording. Later recordings are compared with it, call by call, while they are made.
 struct KnownRecording {
   std::shared_ptr<const Graph> graph;
   Device device;        // of all its values
@@ -37,15 +37,16 @@ class FollowingTrace : public WritingTrace {
   // Compares the calls from here on with those of `known`. REQUIRES: nothing is recorded yet.
   void follow(KnownRecording known);
   bool follows() const { return known_.graph != nullptr; }
-  // True if all calls of the known recording were made and no others, and the same results are alive as there.
+  // True if exactly the calls of the known recording were made, and the same results are alive as at its end.
   bool is_known() const;
-  // The known recording while this follows one; its floats are those of an earlier call (see known_floats()).
+  // While this follows a known recording: that recording, with the floats of an earlier call (this call's floats:
+  // known_floats()). Otherwise `graph`.
   const Graph& recorded() const override { return follows() ? *known_.graph : graph; }
   // The float attributes of the calls so far. REQUIRES: follows().
   std::span<const double> known_floats() const { return known_floats_; }
   // Ends the comparison: appends the calls so far to `graph`, and records the next ones as usual.
   void stop_following();
-  // Call before a known recording runs: makes the handle of each written tensor stand for its last version.
+  // Call before a known recording runs: makes each written tensor the handle of its last version.
   void show_known_versions();
 
  protected:

@@ -19,7 +19,8 @@ LoopSteps::Line LoopSteps::line_of(const OpDef& op, std::span<const Tensor* cons
     call = absl::HashOf(call, output.dtype());
     for (int64_t size : output.sizes()) call = absl::HashOf(call, size);
   }
-  // The integers of a draw hold its place in the random stream. That place differs in each step, so they do not count.
+  // The integers of an op that draws random numbers hold its position in the random stream. The position differs in
+  // each step, so these integers are not compared.
   const bool draws = op.random_state() >= 0;
   return {.call = call,
           .parameters = parameters,
@@ -31,7 +32,7 @@ LoopSteps::Line LoopSteps::line_of(const OpDef& op, std::span<const Tensor* cons
 bool LoopSteps::search(std::span<const Line> lines, bool varies) {
   constexpr int kMostTries = 16;
   const size_t n = lines.size(), steps = varies ? kFewSteps : kSteps;
-  // The shortest period of the last steps.
+  // Finds the shortest period with which the last `steps` steps repeat.
   const auto repeats = [&](size_t period) {
     for (size_t i = n - (steps - 1) * period; i < n; ++i)
       if (!lines[i].repeats(lines[i - period])) return false;
@@ -56,7 +57,7 @@ bool LoopSteps::search(std::span<const Line> lines, bool varies) {
   for (size_t i = 0; i < period; ++i) {
     for (size_t k = latest + i; k >= begin + period; k -= period)
       moves[i] = moves[i] || lines[k].integers != lines[k - period].integers;
-    if (moves[i] && !found[i].may_move) return false;  // each step is another program
+    if (moves[i] && !found[i].may_move) return false;  // not only views and constants differ between the steps
   }
   step_ = {std::move(found), std::move(moves)};
   at_ = (n - begin) % period;

@@ -1,15 +1,16 @@
 // LoopSteps: finds a loop over time in a recording: the repeated step of a recurrent cell, with the same parameters.
 //
-// Note [Loops over time]. C++ unrolls the loop, so a recording of T steps has T times the ops of one, and another T is
-//   another recording. A long loop is therefore run in pieces of kSteps steps, while it is recorded: each piece is the
-//   same recording, so it is compiled once whatever T is, and the tape goes back through the pieces as through the
-//   layers of a model. What is left at the end runs in pieces of 8, 4, 2 and 1 steps.
-//   A step that reads its own part of a tensor (`x.select(1, t)`), or compares with its number (`t < lengths`), would
-//   be another recording than the step before it: its integers are part of the key. In a piece such views and constants
-//   are computed at once, and become inputs of the recording. So do constants with which a piece would begin, such as a
-//   first state of zeros. Random numbers count from the beginning of a piece.
-//   Whether a loop is found changes only time and the number of recordings, not results: a graph break could stand
-//   wherever a piece is cut, and the key of each piece holds all that it records.
+// Note [Loops over time]. The recording of a C++ loop is unrolled: with T steps it has T times the ops of one step, and
+//   each T is a different recording. A long loop is therefore run in pieces of kSteps steps, while it is recorded. All
+//   pieces are the same recording, so one compilation serves every T. The tape goes back through the pieces as through
+//   the layers of a model. The steps that are left at the end run in pieces of 8, 4, 2 and 1 steps.
+//   The integers of a call are part of the key. So a step that reads its own part of a tensor (`x.select(1, t)`), or
+//   compares with its number (`t < lengths`), would not be the same recording as the step before it. In a piece, these
+//   views and constants are not recorded: they are computed at once, and are inputs of the recording. So are constants
+//   at the beginning of a piece, such as an initial state of zeros. The positions of random numbers are counted from
+//   the beginning of a piece.
+//   Whether a loop is found changes only the time and the number of recordings, not the results. A cut between pieces
+//   acts like a graph break, which is allowed between any two calls. The key of each piece holds all that it records.
 //   A region remembers its loops, so that the pieces of later calls begin with the loop's first step. In the first call
 //   the loop is found only after some steps, and these are one piece with the ops before them. A short loop would never
 //   be found, and each of its lengths would be a recording. So in a region with several recordings, kFewSteps steps are
@@ -33,7 +34,7 @@ class LoopSteps {
  public:
   // Steps in a piece: enough that one large product replaces many small ones, few enough to compile fast.
   static constexpr int kSteps = 16;
-  // Repetitions that show a loop in a region that varies.
+  // Steps that are enough to find a loop in a region that has several recordings.
   static constexpr int kFewSteps = 4;
 
   // Describes a call by hashes. `call` and `parameters` are equal in all steps of a loop; `integers` may differ.
@@ -41,7 +42,7 @@ class LoopSteps {
     uint64_t call = 0;        // its op, its place in the program, the dtypes and sizes of its results
     uint64_t parameters = 0;  // the parameters that it reads
     uint64_t integers = 0;    // its integers that are part of the key: positions, sizes
-    bool may_move = false;    // a view, or a constant: it can be made at once
+    bool may_move = false;    // a view, or a constant: it can be computed at once instead of recorded
     bool is_product = false;
     bool repeats(const Line& other) const { return call == other.call && parameters == other.parameters; }
     friend bool operator==(const Line&, const Line&) = default;
@@ -52,7 +53,7 @@ class LoopSteps {
   // The step of a loop that was found.
   struct Step {
     std::vector<Line> lines;
-    std::vector<bool> moves;  // by line: has other integers in each step
+    std::vector<bool> moves;  // by line: its integers differ between steps
     friend bool operator==(const Step&, const Step&) = default;
   };
 
@@ -72,15 +73,16 @@ class LoopSteps {
   // What to do before a call is recorded.
   enum class Next : uint8_t {
     kRecord,
-    kCutAndRecord,  // a piece is complete: run it. It has complete_steps()
+    kCutAndRecord,  // a piece of complete_steps() steps is complete: run it, then record the call
     kEnd,           // the call is not the loop's next one
   };
   Next next(const Line& line);
   // The number of steps in the complete piece. 0: it is the piece in which the loop was found.
   int complete_steps() const { return complete_; }
-  // True if the call that next() has just admitted has other integers in each step, and can be made at once.
+  // True if the integers of the call that was just passed to next() differ between steps: compute it at once, do not
+  // record it.
   bool moves() const { return !in_first_ && step_.moves[(at_ == 0 ? step_.lines.size() : at_) - 1]; }
-  // The number of whole steps since the latest cut, and how many calls of one step are recorded.
+  // steps_left(): the number of whole steps since the latest cut. calls_a_step(): the recorded calls of one step.
   int steps_left() const { return in_first_ ? 0 : steps_; }
   int32_t calls_a_step() const;
   void forget() { *this = LoopSteps(); }
@@ -93,11 +95,11 @@ class LoopSteps {
   size_t at_ = 0;  // the line that comes next
   int steps_ = 0;  // whole steps since the latest cut
   int complete_ = 0;
-  bool learns_ = false;    // it takes the parameters from the first step
+  bool learns_ = false;    // the first step is running, and step_ takes its parameters
   bool in_first_ = false;  // in the piece in which the loop was found, whose views are recorded
 };
 
-// The loops that the recordings of a region have: the latest few. Thread safe.
+// The few loops that were found most recently in the recordings of a region. Thread safe.
 class KnownLoops {
  public:
   using Steps = std::vector<LoopSteps::Step>;

@@ -8,10 +8,10 @@
 namespace rondo::compile {
 
 // Note [What shapes a plan]. Each fact that a plan depends on is in the key, or is asked for when the plan runs:
-//   in the key, of inputs       dtype, sizes, strides, requires_grad, leaf (a parameter may be read again by the
-//                               backward; anything else may be overwritten before it), and which of them are one tensor
-//   in the key, of calls        op, operands, integers, gradients of results (which covers no_grad), order
-//   in the key, of outputs      which values are held, in what order; which of them only views need (hidden)
+//   in the key, of inputs       dtype, sizes, strides, requires_grad, leaf (the backward may read a parameter again,
+//                               but other inputs may be overwritten before it runs), and which inputs are one tensor
+//   in the key, of calls        op, operands, integers, requires_grad of results (which covers no_grad), order
+//   in the key, of outputs      which values are held, in what order; which of them are needed only by views (hidden)
 //   in the key, of writes       which calls write in place, and which values are versions of which inputs
 //   in the key, of all          the device
 //   arguments of a run          floats: a program's follow from the recording's by formulas, as long as guards hold
@@ -26,7 +26,8 @@ namespace rondo::compile {
 //                               the program; marks and earlier compilations (they choose code, but not its results)
 RecordingKey pack(const Graph& graph, PackFloats floats) {
   const bool with_floats = floats == PackFloats::kYes;
-  // Every call of a block is recorded and packed, so the words are counted first and then written without checks.
+  // Packing must be fast, because it runs at every call of a block. So the words are counted first, and then written
+  // without checks.
   size_t words = 3 + graph.outputs.size() + graph.versions.size();
   for (ValueId id : graph.inputs)
     words += 4 + static_cast<size_t>(graph.value(id).sizes.rank() + graph.value(id).strides.rank());
@@ -58,7 +59,7 @@ RecordingKey pack(const Graph& graph, PackFloats floats) {
     for (int64_t i : node.attrs.ints) add(static_cast<uint64_t>(i));
     if (with_floats)
       for (SymFloat number : node.attrs.floats) add(std::bit_cast<uint64_t>(number.value()));
-    // Shapes and dtypes of results follow from the rest; whether they carry gradients does not (no_grad).
+    // Shapes and dtypes of results follow from the rest of the key. requires_grad does not: no_grad changes it.
     for (ValueId id : node.outputs) add(graph.value(id).requires_grad);
   }
   for (ValueId id : graph.outputs) add(static_cast<uint64_t>(id) << 1 | graph.value(id).hidden);

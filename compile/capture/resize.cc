@@ -10,7 +10,7 @@
 namespace rondo::compile {
 namespace {
 
-// The layout of an input once its sizes are `to`: what was dense stays dense, gaps stay as wide as they were.
+// The strides of an input that gets the sizes `to`. Dense dimensions stay dense, and gaps keep their width.
 Dims resized_strides(const Dims& sizes, const Dims& strides, const Dims& to) {
   std::vector<int> inner_first(static_cast<size_t>(sizes.rank()));
   std::iota(inner_first.rbegin(), inner_first.rend(), 0);
@@ -27,7 +27,7 @@ Dims resized_strides(const Dims& sizes, const Dims& strides, const Dims& to) {
   return result;
 }
 
-// One past the last element that a value touches, from the start of its root.
+// The end of a value: one past the offset of its last element, counted from the start of its root.
 int64_t reach(const Value& value) {
   int64_t last = value.offset;
   for (int d = 0; d < value.sizes.rank(); ++d) {
@@ -37,8 +37,8 @@ int64_t reach(const Value& value) {
   return last + 1;
 }
 
-// Gives the results of a node the metadata that follows from its operands' and these attributes. False if there is
-// none.
+// Sets the metadata of a node's results to what its op infers from its attributes and its operands' metadata. Returns
+// false if the op does not allow these.
 bool resize_results(Graph& graph, const GraphNode& node) {
   std::vector<TensorMeta> results;
   try {
@@ -121,7 +121,7 @@ std::optional<Resizing::Rule> Resizing::rule_for(int32_t node, int32_t position)
     int64_t product = 1;
     for (size_t v = 0; v < sizes_.size(); ++v)
       if (mask >> v & 1u) product *= sizes_[v];
-    // A product of more variables is a better explanation.
+    // Prefers the product of more variables.
     if (value % product == 0 && (rule.factors == 0 || std::popcount(mask) > std::popcount(rule.factors)))
       rule.factors = mask;
     if (value == product) {
@@ -158,7 +158,7 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     for (size_t v = 0; v < sizes_.size(); ++v)
       if (rule->factors >> v & 1u) product *= sizes_[v];
     candidates.push_back(*rule);
-    // Without operands, constants_follow_ decides. Otherwise a small integer is no sign of a size.
+    // If the node has no operands, constants_follow_ decides. If it has operands, a small integer is no sign of a size.
     const bool telling = node.inputs.empty() ? constants_follow_ : recorded.ints[p] > kSmall;
     likely.push_back(telling && (rule->addend >= 0 || recorded.ints[p] == product));
   }
@@ -166,7 +166,8 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     if (!resize_results(graph, node)) return false;
     if (node.op->kind != OpKind::kView) return true;
     const Dims &from = recorded_->value(node.inputs[0]).sizes, &to = recorded_->value(node.outputs[0]).sizes;
-    // Where a view begins with its source's dimensions, they are likely the same ones.
+    // If the first sizes of a view equal those of its source, they are likely the same dimensions. With `in_place`,
+    // they must stay equal.
     for (int d = 0; in_place && d < std::min(from.rank(), to.rank()) && from[d] == to[d]; ++d)
       if (graph.value(node.inputs[0]).sizes[d] != graph.value(node.outputs[0]).sizes[d]) return false;
     // A view has elements of its source only, and all of them if it had all of them before.

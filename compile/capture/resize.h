@@ -1,7 +1,7 @@
-// Guesses a recording at other sizes of some dimensions of its inputs. C++ passes plain integers to reshape and slice,
-// so it is unknown which of them follow a size. Guesses are tested at other sizes, where the shapes of most wrong
-// guesses do not fit together. A guess may still be wrong. So a recording at other sizes is never run, and what it says
-// about kernels is checked wherever code is used (jit/kernel_table.h).
+// Guesses what a recording would be if some dimensions of its inputs had other sizes. C++ passes plain integers to
+// reshape and slice, so it is unknown which of them follow a size. Guesses are tested at other sizes, where the shapes
+// of most wrong guesses do not fit together. A guess may still be wrong. So a guessed recording is never run, and what
+// it says about kernels is checked wherever code is used (jit/kernel_table.h).
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,18 @@ struct VariableDim {
 class Resizing {
  public:
   // Finds the integers of `recorded` (which must outlive this) that follow the variables, whose sizes are `sizes` now.
-  // nullopt if no choice of integers gives shapes that fit together, or if a size is below 3, where all integers look
-  // alike.
+  // nullopt if no choice of integers gives shapes that fit together, or if a size is below 3: so small a size equals
+  // too many unrelated integers.
   static std::optional<Resizing> find(const Graph& recorded, std::span<const VariableDim> dims,
                                       std::span<const int64_t> sizes);
 
-  // The recording with these sizes of the variables; nullopt if they do not fit together. Values keep their numbers.
+  // The recording with these sizes of the variables; nullopt if the shapes do not fit together. Values keep their
+  // numbers.
   std::optional<Graph> at(std::span<const int64_t> sizes) const;
 
  private:
-  // How an attribute's integer follows: a multiple of the sizes of `factors`, or the size of `addend` plus a constant.
+  // How an integer attribute follows the variables: it is a multiple of the product of the sizes of `factors`, or the
+  // size of `addend` plus a constant.
   struct Rule {
     int32_t node;
     int32_t position;

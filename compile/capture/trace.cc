@@ -64,7 +64,7 @@ Tensor Trace::placeholder(const Value& like) {
 ValueId Trace::value_of(const Tensor& tensor, std::source_location where) {
   TensorImpl* impl = tensor.impl();
   if (impl->recorder == this) return impl->recorded_value;
-  // A value of another recording (an outer region) must exist before it can be an input here.
+  // A value of another recording (an outer region) must be computed before it can be an input of this one.
   if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.storage(where));
   auto [found, added] = external_ids_.try_emplace(impl, 0);
   if (added) {

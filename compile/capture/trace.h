@@ -1,8 +1,8 @@
 // Trace: a Recorder that appends ops to a Graph. The compiler derives graphs with it, by running op rules on symbolic
 // tensors: gradients (transform/joint.cc), decompositions (transform/decompose.cc).
 //
-// The recording of a user's call adds to it, class by class: WritingTrace (writes.h) records writes in place,
-// FollowingTrace (known_recording.h) compares with an earlier recording, RegionTrace runs what is recorded.
+// Subclasses record a user's call. Each adds something to the one before it: WritingTrace (writes.h) records writes in
+// place, FollowingTrace (known_recording.h) compares with an earlier recording, RegionTrace runs what is recorded.
 #pragma once
 
 #include <vector>
@@ -20,29 +20,30 @@ class Trace : public Recorder {
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override;
-  // A symbolic tensor cannot be read; only a region (which overrides this) can run what is recorded.
+  // Throws InternalError, because symbolic tensors have no data. Regions override this: they run what is recorded.
   void flush(const TensorImpl& tensor, std::source_location where) override;
 
-  // A symbolic input.
+  // Adds a symbolic input with the metadata of `like`.
   Tensor placeholder(const Value& like);
-  // The value that `tensor` stands for; a tensor with storage becomes an input. Throws Error if it has no value,
-  // because the region that was to make it threw.
+  // The value that `tensor` stands for; a tensor with storage becomes an input. Throws Error if `tensor` has no value
+  // because the region that was to compute it threw.
   virtual ValueId value_of(const Tensor& tensor, std::source_location where = std::source_location::current());
-  // A handle to a value.
+  // The tensor that stands for a value.
   const Tensor& handle(ValueId id) const { return handles_[static_cast<size_t>(id)]; }
   // True if somebody besides the trace still holds the value.
   bool is_alive(ValueId id) const { return handles_[static_cast<size_t>(id)].impl()->refs.load() > 1; }
-  // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
+  // The tensors with storage that calls have read, in the order of first use; parallel to graph.inputs unless
+  // placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
   // The calls recorded so far: `graph`, or an earlier recording that begins with the same calls.
   virtual const Graph& recorded() const { return graph; }
 
-  // The origin of all calls that are recorded from now on; null: each call is its own origin. A call without a number
-  // gets one, from `first_call` on.
+  // The origin of all calls that are recorded from now on; null: each call is its own origin. A node whose origin has
+  // no call number gets one: its index plus `first_call`.
   const Origin* origin = nullptr;
   int32_t first_call = 0;
-  // For placeholders only.
+  // The device of placeholders.
   Device device = kCPU;
 
   Graph graph;
@@ -50,13 +51,13 @@ class Trace : public Recorder {
  protected:
   // True if a recorded call reads memory of `storage`.
   bool reads(const Storage& storage) const;
-  // Call when `input`, which may be an input of the graph already, has got another history.
+  // Call after the history of `input` has changed. If it is an input of the graph, this updates its flags there.
   void history_changed(const Tensor& input);
-  // cut() takes out the ops recorded behind node `last`, so that the rest can run first. resume() records them again:
-  // all, or the first `n`, which it removes from the tail.
+  // cut() removes the ops that were recorded after node `last` and returns them, so that the other ops can run first.
+  // resume() records the removed ops again: all, or the first `n`, which it takes out of the tail.
   struct Tail {
     std::vector<GraphNode> nodes;
-    std::vector<Value> values;    // as before cut(); ids in `nodes` refer to them
+    std::vector<Value> values;    // the graph's values before cut(); ids in `nodes` refer to them
     std::vector<Tensor> handles;  // of the values that the nodes read and make
   };
   Tail cut(int32_t last);
@@ -78,7 +79,8 @@ class Trace : public Recorder {
     HashMap<const TensorImpl*, ValueId> external_ids;
   };
 
-  // Keeps, of `handles` (by value), those that the nodes read or make; the others are undefined.
+  // Returns a copy of `handles` (by value) that holds only the handles of values that the nodes read or make; the other
+  // entries are undefined.
   static std::vector<Tensor> needed(std::span<const GraphNode> nodes, const std::vector<Tensor>& handles);
   std::source_location user_of(std::source_location where);
   const char* user_file_ = nullptr;  // a file that is known not to be Rondo's own

@@ -7,8 +7,9 @@
 // output, and the caller of the program finds it in the tensor's memory afterwards (Graph::versions,
 // region/write_back.h). The plan computes it in that memory, if the order of reads allows that.
 //
-// Nothing is guessed: if two tensors outside of the recording share memory, one must lie in the other. Otherwise the
-// write is a graph break. So is a write that changes where gradients flow.
+// Nothing is guessed: if two tensors outside of the recording share memory, and neither is known to lie in the other, a
+// write to them is a graph break. Some writes that give memory another history are graph breaks, too. The list of all
+// reasons follows.
 #include "rondo/compile/capture/writes.h"
 
 #include <utility>
@@ -59,7 +60,7 @@ ValueId WritingTrace::value_of(const Tensor& tensor, std::source_location where)
   if (memories_.empty()) return Trace::value_of(tensor, where);
   TensorImpl* impl = tensor.impl();
   if (impl->recorder == this) return renew(*impl);
-  // A value of another recording (an outer region) must exist before it can be an input here.
+  // A value of another recording (an outer region) must be computed before it can be an input of this one.
   if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.storage(where));
   return writes(impl->storage) ? read_of_written(tensor) : Trace::value_of(tensor, where);
 }
@@ -179,8 +180,8 @@ bool WritingTrace::follows_history(ValueId id) const {
   return true;
 }
 
-// A write cannot be recorded if eager execution refuses it, or if no value describes it. Then the caller runs the write
-// by itself, outside of the recording.
+// A write cannot be recorded if eager execution refuses it, or if its effect cannot be expressed as a new value. Then
+// the caller runs the write by itself, outside of the recording.
 const char* WritingTrace::write_break_reason(const Tensor& target, bool differentiable, std::source_location where,
                                              std::span<const Tensor* const> inputs, const OpDef& op) const {
   const TensorImpl& impl = *target.impl();
@@ -203,10 +204,11 @@ const char* WritingTrace::record_write(const OpDef& op, std::span<const Tensor* 
   if (why != nullptr) return why;
   Memory* const found = memory_to_write(target, differentiable, why);
   if (found == nullptr) return why;
-  const auto at = static_cast<size_t>(found - memories_.data());  // records below may add memories
+  const auto at = static_cast<size_t>(found - memories_.data());  // the calls below may add to memories_, and move it
   const bool has_history = differentiable || graph.value(memories_[at].current).requires_grad;
   if (has_history && has_unreadable_view(memories_[at])) return kUnreadableView;
-  // Hooks of a value that is recorded see the gradients of its earlier versions, too, if they have one history.
+  // If a recorded value kept its history through a write without gradients, all of its versions would have one history,
+  // and its hooks would also see the gradients of the earlier versions.
   const bool is_outside = memories_[at].tensor.defined() && !memories_[at].recorded;
   if (has_history && !differentiable && !is_outside) return kOldHistory;
   if (!can_read_all(inputs)) return kUnknownPlace;
@@ -221,7 +223,7 @@ const char* WritingTrace::record_write(const OpDef& op, std::span<const Tensor* 
   graph.value(whole).overwritten = true;
   const Value& base = graph.value(whole);
   // On the eager tape, the gradient of a write through a view is added to zeros of the base's size, even if the view
-  // shows all of the base. So -0 becomes 0.
+  // shows all of the base. So -0 becomes 0. To get the same bits, such a view does not count as the whole.
   const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides &&
                         (!differentiable || shown.root == target_value);
   ValueId written = kNoValue;
@@ -244,11 +246,12 @@ const char* WritingTrace::record_write(const OpDef& op, std::span<const Tensor* 
   return nullptr;
 }
 
-// A call that does not read what it overwrites needs no view of it, so the key does not hold the place of the view.
+// Records a write that does not read what it overwrites: a copy or a fill. It needs no view of the old values, so the
+// key does not hold the offset of the view. Returns kNoValue for other writes.
 ValueId WritingTrace::record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                                     ValueId whole, const Value& shown, bool differentiable,
                                     std::source_location where) {
-  // On the eager tape, the old values get a gradient of zeros.
+  // On the eager tape, the old values get a gradient of zeros, so the recorded call must read them.
   if (graph.value(whole).requires_grad) return kNoValue;
   static const Tensor kNone;
   const bool fills = &op == &ops::kFill && attrs.ints.empty();
@@ -257,7 +260,7 @@ ValueId WritingTrace::record_placed(const OpDef& op, std::span<const Tensor* con
   return record_overwrite(whole, shown, source, attrs, differentiable, where);
 }
 
-// `operands`: any first operand, then the source. `numbers`: holds the number that replaces an undefined source.
+// `operands`: [0] is ignored, [1] is the source. `numbers`: holds the number that replaces an undefined source.
 ValueId WritingTrace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
                                        const Attrs& numbers, bool differentiable, std::source_location where) {
   const Tensor base = own_handle(whole);
@@ -274,8 +277,9 @@ ValueId WritingTrace::record_version(const OpDef& op, std::span<const Tensor* co
   return graph.nodes.back().outputs[0];
 }
 
-// Returns what eager execution, before a differentiable write, puts in the place of operands in the written memory: a
-// copy of an operand that the gradient reads; a view with a new history if the target, a view, is also an operand.
+// Before a differentiable write, eager execution replaces some operands that lie in the written memory. If the gradient
+// reads the operand, a copy replaces it. If the target is a view and the operand is the same view, a view with a new
+// history replaces it. Returns these replacements.
 std::vector<Tensor> WritingTrace::operands_apart(const OpDef& op, std::span<const Tensor* const> inputs,
                                                  const Memory& memory, std::source_location where) {
   std::vector<Tensor> apart(inputs.size());
@@ -425,7 +429,8 @@ ValueId WritingTrace::renew(TensorImpl& impl) {
   const ValueId before = impl.recorded_value, now = renewed(before);
   if (now == before) return now;
   Tensor& known = handles_[static_cast<size_t>(before)];
-  // Nothing to do for a handle of the recording's own, or for a whole memory: advance() has moved the user's handle.
+  // Nothing to do for a handle that only the recording holds. Nor for a value that is the whole memory: advance() has
+  // already moved its user's handle.
   if (known.impl() != &impl || graph.value(before).root == before) return now;
   return move_to(impl, now);
 }
@@ -455,7 +460,7 @@ ValueId WritingTrace::read_of_written(const Tensor& outside) {
   impl.offset = window.offset;
   Trace::record(ops::kStridedView, operands, window.for_view(), view, false, std::source_location());
   const ValueId shown = graph.nodes.back().outputs[0];
-  graph.value(shown).grad_mode = false;  // its base is the outside tensor's: outside_view()
+  graph.value(shown).grad_mode = false;  // tells outside_view() that the view stands for an outside tensor
   return external_ids_[outside.impl()] = shown;
 }
 
@@ -492,7 +497,8 @@ void WritingTrace::refresh() {
   drop_unread_views();
 }
 
-// Drops views that nothing reads: their places must not make another key.
+// Drops views that nothing reads. With them, recordings that differ only in the places of these views would have
+// different keys.
 void WritingTrace::drop_unread_views() {
   ValueMap<bool> read(graph, false);
   NodeMap<bool> keep(graph, true);

@@ -13,7 +13,7 @@ namespace rondo::compile {
 class WritingTrace : public Trace {
  public:
   ~WritingTrace() override;
-  // For a tensor in written memory: the value of the current version.
+  // As in Trace. For a tensor in written memory: the value in the current version of the memory.
   ValueId value_of(const Tensor& tensor, std::source_location where = std::source_location::current()) override;
 
   bool has_writes() const { return !memories_.empty(); }
@@ -34,11 +34,10 @@ class WritingTrace : public Trace {
 
  protected:
   // Records a call that overwrites *inputs[0] as a call that makes a new version of its memory. `next`: a new handle
-  // for the result. Returns null on success. Otherwise the effect of the write is not known for certain: returns the
-  // reason and changes nothing.
+  // for the result. Returns null on success. If the write cannot be recorded, returns the reason and changes nothing.
   const char* record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
                            std::source_location where);
-  // False if `tensor` comes from outside, lies in memory that a recorded call writes, and its place there is unknown.
+  // False if `tensor` comes from outside and lies in memory that a recorded call writes, but at an unknown place.
   bool can_read(const Tensor& tensor) const;
   void abandon() override;
 
@@ -49,7 +48,7 @@ class WritingTrace : public Trace {
     int32_t input = -1;     // the position of `tensor` in graph.inputs
     bool recorded = false;  // `tensor` gets a history here; its handle stands for a recorded value until the run
     ValueId first = kNoValue, current = kNoValue;  // versions; each is dense and its own root
-    std::vector<Tensor> others = {};               // tensors from outside that were read since; kept alive
+    std::vector<Tensor> others = {};  // other tensors from outside that were read in this memory; kept alive
   };
   const std::vector<Memory>& memories() const { return memories_; }
   const Memory* memory_of(ValueId root) const;
@@ -60,7 +59,7 @@ class WritingTrace : public Trace {
 
  private:
   Memory* memory_of(ValueId root);
-  // The Memory that holds a call's target; added if it is new. Null if that is not known for certain: `why`
+  // The Memory that holds a call's target; it is added if it is new. Null if the write cannot be recorded: then `why`
   // is the reason.
   Memory* memory_to_write(const Tensor& target, bool differentiable, const char*& why);
   // These return null if the write can be recorded, otherwise the reason why it is a graph break.
@@ -96,7 +95,7 @@ class WritingTrace : public Trace {
   ValueId move_to(TensorImpl& handle, ValueId now);
   bool may_stay_stale(ValueId id) const;
   ValueId read_of_written(const Tensor& outside);
-  // A new handle for the value that only the recording holds.
+  // A new handle for the value. Only the recording holds it.
   Tensor own_handle(ValueId id) const;
   Tensor result_like(ValueId id, bool requires_grad) const;
 

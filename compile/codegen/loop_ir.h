@@ -17,8 +17,8 @@
 // execution (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar truncate a float toward zero,
 // clamp it to the range of the type, and turn NaN into 0; u8 takes the low byte of the i64.
 //
-// An output may alias an input, element for element (in place); no other operands overlap. Then all loads of an element
-// must come before its store, in the order stage, row list, column list.
+// An output may alias an input, element for element (in place); no other operands overlap. If an output does, all loads
+// of an element must come before its store, in the order stage, row list, column list.
 //
 // This header is shared with the LLVM plug-in: data only, no functions that need linking.
 #pragma once
@@ -48,7 +48,8 @@ struct Operand {
   int64_t col_stride = 1;         // 0: the operand is loaded once per row
   bool is_output = false;
   // A partial result of kColumnSum, kColumnMax or kColumnMin: a dense [n_chunks, cols] array of the compute type; a
-  // call for rows [begin, end) writes row begin / chunk_rows of it. With Note [Segments of rows], the whole result.
+  // call for rows [begin, end) writes row begin / chunk_rows of it. If the kernel has segments (Note [Segments of
+  // rows]), it is the complete result, [segments, cols].
   bool is_partial = false;
   // Sums only: the index of the dense operand to which the complete sum is added; -1: none.
   int32_t onto = -1;
@@ -110,7 +111,7 @@ inline double identity_of(LoopOp reduction, DType type) {
   if (type == kBool) return is_min ? 1 : 0;
   return is_min ? __builtin_inf() : -__builtin_inf();
 }
-// Arithmetic. Integers have their own rules for it.
+// True for arithmetic operations, for which integers have their own rules (see the top of this file).
 inline bool is_arithmetic(LoopOp op) { return op >= LoopOp::kAdd && op <= LoopOp::kShiftRight; }
 
 struct Instr {
@@ -195,7 +196,7 @@ inline RowPart row_part(const Operand& operand) {
   return operand.axes.empty() ? RowPart::kNone : operand.col_stride == 0 ? RowPart::kElement : RowPart::kWhole;
 }
 // For a kernel that runs on the items of a table: the positions in extents() of strides that are the item's width. (The
-// number of columns, at position 0, is one, too.)
+// number of columns, at position 0, is also the width, but is not in the list.)
 inline std::vector<size_t> width_extents(const LoopKernel& kernel) {
   std::vector<size_t> positions;
   size_t next = 2;
@@ -211,7 +212,7 @@ inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 inline int64_t chunks(const LoopKernel& kernel) {
   return kernel.starts >= 0 ? kernel.segments : (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows;
 }
-// True if several indices of the axis refer to the same element.
+// True if the index of the axis wraps around to 0 at some row of the kernel.
 inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) {
   return !is_picked(axis) && axis.divisor * axis.size < kernel.rows;
 }
@@ -251,7 +252,7 @@ inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const
   size_t at = 2;
   for (const Operand& operand : kernel.operands) {
     if (position == at && known.min >= 0 && known.max <= kNarrowStride) useful.max = kNarrowStride;
-    // Rows whose strides are whole Philox counters, or whole steps.
+    // For random numbers: row strides that are multiples of 4, the numbers of a Philox counter, or of a whole step.
     for (size_t axis = 0; axis < operand.axes.size() && operand.is_random; ++axis)
       for (int64_t step : {kMaxStep, int64_t{4}})
         if (position == at + 3 * axis + 3 && known.multiple_of % step == 0 && useful.multiple_of == 1)

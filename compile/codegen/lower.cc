@@ -233,7 +233,8 @@ class UnitLowering final : public LoopBuilder {
 
   Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
 
-  // Appends an instruction, unless it is equal to an earlier one and no effect.
+  // Appends an instruction and returns its value. If an equal one exists already and it is no effect, returns that
+  // one's value.
   LoopValue append(Instr instr, Placement place) {
     const InstrKey key{
         instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};

@@ -68,8 +68,8 @@ class Contraction {
  private:
   const Instr& at(int32_t id) const { return old_.instrs[static_cast<size_t>(id)]; }
 
-  // True for a kIndex, or casts of one. Results computed from it may become indices, so they keep
-  // eager execution's bits.
+  // True for a kIndex, or for a cast of one. A number that is computed from such a value may become an index, so it
+  // keeps the bits of eager execution.
   bool is_place(int32_t id) const {
     const Instr& i = at(id);
     return i.op == LoopOp::kIndex || (i.op == LoopOp::kCast && is_place(i.a));

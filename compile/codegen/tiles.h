@@ -15,7 +15,8 @@ inline bool is_transposed(const Operand& operand) {
                      [](const OperandAxis& axis) { return axis.divisor == 1 && axis.stride == 1 && axis.size > 1; });
 }
 
-// CPU only: true for pointwise kernels with a transposed operand. Depends only on what code depends on, not on sizes.
+// CPU only: true for pointwise kernels with a transposed operand. It is equal for all kernels that have the same code,
+// because it does not depend on sizes that code reads at run time.
 inline bool goes_in_tiles(const LoopKernel& kernel) {
   if (kernel.inner > 1 || kernel.split_columns || kernel.chunk_rows > 0 || kernel.starts >= 0 || kernel.per_item ||
       kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty())

@@ -227,7 +227,8 @@ std::string UnitCheck::wrong_pass() {
     after.run(&sums_);
     std::vector<Tensor> outputs;
     for (ValueId id : graph.outputs) outputs.push_back(after.value(id));
-    // Or the compiled run has sent the operand as this pass leaves it.
+    // The pass is at fault if it changes the results. It is also at fault if the compiled run sent a wrong operand to a
+    // collective, and the graph after this pass computes the operand that was sent.
     if (!source_->first_difference(outputs).empty() || (wrong_operand && after.first_difference_in(sums_).empty()))
       return absl::StrCat("the pass \"", pass, "\" makes another function of it (RONDO_DISABLE=", pass, ")");
   }

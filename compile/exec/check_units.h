@@ -1,12 +1,12 @@
-// Finds wrong numbers: which part of a compiled graph computes something else than eager execution? After every run of
-// a program, the same graph runs op by op, once as it is after the passes and once as it was before them. If results
-// differ, an InternalError and a file for rondo_replay name the smallest part that differs on its own, with the user's
-// line, or the pass that changes the numbers. Turned on by RONDO_CHECK=units or compile::set_check_units() (options.h).
-// Slow: everything runs three times.
+// Finds the part of a compiled graph that computes other numbers than eager execution. After every run of a program,
+// the same graph runs op by op, once as it is after the passes and once as it was before them. If results differ, an
+// InternalError and a file for rondo_replay name the smallest part that differs on its own, with the user's line, or
+// the pass that changes the numbers. Turned on by RONDO_CHECK=units or compile::set_check_units() (options.h). Slow:
+// everything runs three times.
 //
-// Collectives run once, in the compiled program. What this program sent is compared with eager execution's operand; the
-// received sum is the result in both (Note [Collectives are effects] in runtime/op/op.h). A unit with a collective
-// never runs alone.
+// Collectives run once, in the compiled program. The operand that the program sent is compared with the operand that
+// eager execution computes. Both use the received sum as the result (Note [Collectives are effects] in
+// runtime/op/op.h). A unit with a collective never runs alone.
 //
 // In exact mode, results differ if any bit does (NaNs are equal). In default mode, they differ if rounding cannot
 // explain it: Note [What rounding moves] in op_by_op.h.
@@ -25,10 +25,10 @@ namespace rondo::compile {
 
 // True if the check is on. The first call reads RONDO_CHECK.
 bool checks_units();
-// The same for the check of region/check_floats.h.
+// True if the check of region/check_floats.h is on.
 bool checks_floats();
-// Parses a value of RONDO_CHECK, such as "units,floats"; null: the variable is not set. Throws Error if there is
-// no such check.
+// Parses a value of RONDO_CHECK, such as "units,floats"; null: the variable is not set. Throws Error if the list names
+// an unknown check.
 struct Checks {
   bool units = false;
   bool floats = false;
@@ -70,7 +70,7 @@ class UnitCheck {
   std::string names_of(const std::vector<int32_t>& nodes) const;
   // Throws InternalError if these differ from eager execution's results.
   void check(std::span<const Tensor> outputs);
-  // The same for the source's results.
+  // Throws InternalError if these differ from the results of the source, run op by op.
   void check_source(std::span<const Tensor> outputs);
   // A sentence that names the pass that changes the numbers of the source.
   std::string wrong_pass();
@@ -85,7 +85,8 @@ class UnitCheck {
 
 // Makes up operands for a graph's inputs, always the same ones.
 std::vector<Tensor> made_up_inputs(const Graph& graph);
-// Compiles a graph in exact mode and runs it on made-up operands. Returns "" if the results equal the graph's op by op.
+// Compiles a graph in exact mode and runs it on made-up operands. Returns the first difference from the results of
+// running the graph op by op; "" if there is none.
 std::string check_graph(const Graph& graph);
 
 }  // namespace rondo::compile

@@ -62,7 +62,7 @@ void Code::return_arena(Storage arena) const {
   std::lock_guard lock(arenas_->mutex);
   try {
     arenas_->spare.push_back(std::move(arena));
-  } catch (const std::bad_alloc&) {  // then it is freed: the run itself has succeeded
+  } catch (const std::bad_alloc&) {  // the arena is freed instead: the run itself has succeeded
   }
 }
 

@@ -21,15 +21,16 @@ class Code {
   Device device() const { return device_; }
   const Target& target() const { return *target_; }
   KernelHandle handle(int32_t kernel) const { return kernels_[static_cast<size_t>(kernel)].handle; }
-  // The prepared library call of a launch: everything that depends on shapes is done. Null: the op's kernel does that
-  // work in each call.
+  // The prepared library call of a launch: all work that depends only on shapes is done. Null: the op's kernel does
+  // this work in each call.
   const std::shared_ptr<const PreparedKernel>& prepared(size_t launch) const { return prepared_[launch]; }
 
-  // Leases an arena for one run: with Plan::keeps_arena, one of an earlier run if there is one.
+  // Leases an arena for one run. With Plan::keeps_arena, it is the arena of an earlier run, if one is unused.
   Storage lease_arena(const Plan& plan) const;
   void return_arena(Storage arena) const;
 
-  // For exec/tune.h, before the code is shared: another way to run a library call; null if there is none.
+  // Prepares a library call in another way, number `variant`; null if there is none. Call these two functions before
+  // the code is shared (exec/tune.h).
   std::shared_ptr<const PreparedKernel> prepare(const Plan& plan, const Launch& launch, int variant) const;
   void set_prepared(size_t launch, std::shared_ptr<const PreparedKernel> call) { prepared_[launch] = std::move(call); }
 

@@ -1,6 +1,6 @@
-// Eager calls as generated kernels, for devices without kernels of their own: an op with a lowering is one
-// kernel; an op with a decomposition is several, fused as in a region. Every program that links compile/
-// uses them: runtime/dispatch/op_compiler.h.
+// Runs eager calls as generated kernels, on devices without kernels of their own. An op with a lowering is one kernel.
+// An op with a decomposition is several kernels, fused as in a region. Every program that links compile/ does this:
+// runtime/dispatch/op_compiler.h.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct EagerOpsReport {
   int64_t calls = 0;     // calls that ran generated kernels
   int64_t plans = 0;     // one for each op, dtypes and layout; they are cheap
   int64_t compiled = 0;  // generated kernels: few, because sizes are read at run time
-  int64_t refused = 0;   // calls without a lowering, or with parts without one
+  int64_t refused = 0;   // calls whose op, or a part of its decomposition, has no lowering
 };
 
 EagerOpsReport eager_ops_report();

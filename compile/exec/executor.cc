@@ -58,7 +58,7 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::sp
                            size_t end) const {
   Frame frame;
   frame.slots.resize(plan_.n_slots());
-  // Checked before the frame holds the inputs, too.
+  // Finds out who else holds an input before the frame holds it, too.
   absl::InlinedVector<bool, 48> given(release ? inputs.size() : 0, false);
   if (release)
     for (const Plan::FreshBuffer& buffer : plan_.fresh)
@@ -205,7 +205,7 @@ void Executor::run_launch(size_t launch, const Frame& frame) const {
     case Launch::Kind::kLibraryCall: return run_library_call(launch, frame);
     case Launch::Kind::kCopy: return run_copy(plan_.launches[launch], frame);
     case Launch::Kind::kCombine:
-      // The first of several consecutive ones runs all of them.
+      // The first of several consecutive launches of this kind runs all of them.
       if (launch > 0 && plan_.launches[launch - 1].kind == Launch::Kind::kCombine) return;
       return run_combines(launch, frame);
     case Launch::Kind::kTable: throw_internal("a table launch runs by Executor::run_tables()");

@@ -12,7 +12,7 @@ namespace rondo::compile {
 
 // The floats for the launches of one plan. Immutable once made.
 struct Floats {
-  std::vector<double> scalars;  // of all kernels, from LoweredUnit::first_scalar on
+  std::vector<double> scalars;  // of all kernels; those of one kernel begin at LoweredUnit::first_scalar
   std::vector<Attrs> attrs;     // of the library calls that have floats, by Launch::floats
   // The graph before all passes, with these floats, if the program keeps it
   // (ProgramOptions::keeps_source); otherwise null.

@@ -6,12 +6,12 @@
 namespace rondo::compile {
 namespace {
 
-// What the ops that read an integer value, or views of it, require of it.
+// What the ops that read an integer value, or views of it, require of its numbers.
 struct Places {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   bool known = false;      // an op uses them as places
   int64_t bound = kNone;   // they must be smaller
-  int64_t segmented = -1;  // starts of segments of this many rows, and the last end; -1: they are not
+  int64_t segmented = -1;  // they divide this many rows into segments: each start, and the last end; -1: they do not
 };
 
 void note_reader(const Graph& graph, const GraphNode& node, ValueId id, Places& places) {

@@ -24,7 +24,7 @@ Tensor copy_of(const Tensor& t) {
   return Tensor::over(memory.storage(), memory.storage_offset(), t.sizes(), t.strides(), t.dtype());
 }
 
-// The distance from 1 to the next number.
+// The distance from 1 to the next larger number of the dtype.
 double unit_of(DType dtype) {
   return dtype == kF64 ? 0x1p-52 : dtype == kF32 ? 0x1p-23 : dtype == kF16 ? 0x1p-10 : 0x1p-7;
 }

@@ -2,11 +2,11 @@
 //
 // Note [What rounding moves]. In exact mode no bit may differ. In default mode, a compiled program rounds in other
 //   places and adds in another order than eager execution. The effect on a number depends on how it is computed: if
-//   terms cancel, only their rounding is left. The gradient of a bias before a normalisation is such a number: it is 0.
-//   So its distance from eager's result cannot be bounded by a share of the largest element. If a result differs by
-//   more than this share, the graph runs three more times, with each number changed by up to a unit in its last place:
-//   the inputs and the result of each op. A result may differ by kTimesMoved times as much as these nudges move it. If
-//   a nudge changes the outcome of a comparison, all results that depend on it move, too.
+//   terms cancel, only their rounding is left. An example is the gradient of a bias before a normalisation: its exact
+//   value is 0. So a fraction of the largest element (kRelaxed) does not bound every difference. If a result differs by
+//   more than this fraction, the graph runs three more times, and each input and each op's result is nudged: changed by
+//   up to a unit in its last place. A result may differ by kTimesMoved times as much as these nudges move it. If a
+//   nudge changes the outcome of a comparison, all results that depend on it move, too.
 #pragma once
 
 #include <optional>
@@ -44,7 +44,7 @@ class OpByOp {
   // "element 3 of [4, 6]: eager 0.5, compiled 0.25"; "" if they are equal (in default mode: within rounding). REQUIRES:
   // the value is defined, and `actual` has its sizes.
   std::string difference(ValueId id, const Tensor& actual) const;
-  // The same for the first of the graph's outputs that differs.
+  // The difference() of the first of the graph's outputs that differs; "" if none does.
   std::string first_difference(std::span<const Tensor> outputs) const;
 
  private:

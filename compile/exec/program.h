@@ -1,5 +1,5 @@
-// Program: a compiled graph: a plan and its code for one device. Immutable; several threads may run it at
-// the same time.
+// Program: a compiled graph, that is, a plan and its code for one device. Immutable; several threads may run it at the
+// same time.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ namespace rondo::compile {
 
 struct ProgramStats {
   int kernels = 0;   // generated kernels
-  int compiled = 0;  // of these, how many had to be compiled
-  int fresh = 0;     // of these, how many this process did not have: compiled, or from disk or an artifact
+  int compiled = 0;  // kernels that had to be compiled
+  int fresh = 0;     // kernels that this process did not have yet: compiled, or loaded from disk or an artifact
   int library_calls = 0;
   int64_t arena_bytes = 0;
   double compile_ms = 0;  // passes, planning and code together
@@ -51,12 +51,12 @@ class Program : public std::enable_shared_from_this<Program> {
  public:
   static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
-  // Executor::run(), with these floats, made for this plan. Its numbers are not checked: regions
-  // call run_checked() (exec/check_units.h).
+  // As Executor::run(). `floats`: made for this plan. The numbers are not checked: regions call run_checked()
+  // (exec/check_units.h).
   std::vector<Tensor> run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                           std::vector<Tensor>* finished = nullptr, std::span<const Tensor> homes = {},
                           const TakeResults& take = nullptr) const;
-  // The same; donated inputs that only `inputs` holds are written over.
+  // As run(), but writes over donated inputs that only `inputs` holds.
   std::vector<Tensor> run_and_release(std::vector<Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                                       std::span<const Tensor> homes = {}, const TakeResults& take = nullptr) const;
   // True if run_and_release() may write over inputs.
@@ -69,7 +69,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::shared_ptr<const Floats> floats_at(std::span<const double> recorded) const;
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }
-  const PlanOptions& how() const { return how_; }  // it was made, to check its numbers
+  const PlanOptions& how() const { return how_; }  // the options of the plan; the check of its numbers needs them
 
   // A graph before all passes. `formulas`: for the floats of all nodes, in order.
   struct Source {
@@ -80,7 +80,7 @@ class Program : public std::enable_shared_from_this<Program> {
           PlanOptions how);
 
  private:
-  // The owner for launches that run asynchronously.
+  // Returns an owner that keeps the program and `floats` alive for launches that run asynchronously; null: not needed.
   std::shared_ptr<const void> keep(const std::shared_ptr<const Floats>& floats) const;
 
   const Plan plan_;

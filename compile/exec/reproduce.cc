@@ -35,7 +35,7 @@ const Graph& without_parts(const Graph& graph) {
   return graph;
 }
 
-// What derivation.cc writes behind the recording.
+// Parses what derivation.cc writes after the recording.
 void parse_derivation(Scanner& in, Reproducer& r) {
   if (in.accept("recompute")) {
     const int64_t recompute = in.integer();

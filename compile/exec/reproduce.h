@@ -26,7 +26,8 @@ struct Reproducer {
   std::optional<Unit> unit;          // "lower"
   std::vector<bool> needed;          // "lower"
   std::optional<LoopKernel> kernel;  // "emit"
-  // A stage of a derivation, whose graph is the recording. In default mode it may choose layouts.
+  // For a stage of a derivation: its other inputs besides `graph`, which is the recording. If `options` are not exact,
+  // such a stage may choose layouts.
   CompileOptions recompute;
   Arriving arriving;
   std::optional<std::vector<ValueId>> saved;

@@ -15,7 +15,7 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
   RecorderScope eager(nullptr);
   amp::Autocast as_recorded(std::nullopt);  // the recording contains the casts
   static const Tensor kUndefined;
-  // Calls without operands run on the device of the others.
+  // Calls without operands run on the device of the recording's values.
   const auto some = std::find_if(values.begin(), values.end(), [](const Tensor& value) { return value.defined(); });
   const DeviceScope device(some != values.end() ? some->device() : default_device());
   for (const GraphNode& node : graph.nodes) {
@@ -30,7 +30,7 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
     GradMode mode(differentiable);
     if (!given || !given(node, args, outputs)) call(*node.op, args, node.attrs, outputs);
-    // The call may have no operands.
+    // Reads args[0] only for an op that has operands.
     if (differentiable && ops::is_same_variable(*node.op) && args[0].tensor.requires_grad()) {
       const Edge edge = autograd::gradient_edge(args[0].tensor);
       autograd::set_history(outputs[0], edge.node, edge.output);

@@ -30,8 +30,8 @@ class TableLaunch : public std::enable_shared_from_this<TableLaunch> {
   // Enqueues a pass over the items. REQUIRES: compiled(); the table's addresses are of the device for which it was
   // compiled. The table itself may be freed on return.
   void run(const Table& table, const Condition& when = {}) const;
-  // The part of a run that may fail: memory for the table, loading of code. The result does the rest, which only
-  // enqueues. Null: nothing can fail, so call run(). The table may be freed on return.
+  // Does the part of a run that may fail: allocates memory for the table and loads code. Returns a function that does
+  // the rest, which only enqueues. Null: nothing can fail, so call run(). The table may be freed on return.
   absl::AnyInvocable<void()> ready(const Table& table, const Condition& when = {}) const;
 
  private:

@@ -50,10 +50,10 @@ class PlanTuner {
   void make_results(size_t index) {
     const Launch& launch = plan_.launches[index];
     // A collective is not called: the other processes are not tuning now.
-    const bool is_called = std::any_of(launch.nodes.begin(), launch.nodes.end(),
-                                       [&](int32_t n) { return plan_.graph.node(n).op->is<trait::Exchange>(); });
+    const bool is_collective = std::any_of(launch.nodes.begin(), launch.nodes.end(),
+                                           [&](int32_t n) { return plan_.graph.node(n).op->is<trait::Exchange>(); });
     bool made = false;
-    if (!is_called) {
+    if (!is_collective) {
       try {
         executor_.run_launch(index, frame_);
         made = true;
@@ -164,9 +164,9 @@ void tune(Plan& plan, Code& code, bool exact) {
   PlanTuner(plan, code, exact).run();
 }
 
-// The alternative to epilogues is timed as one more pass over the result for each, with the op's own kernel. A product
-// of few rows mostly waits for its weights: a program reads them from memory, but this timing would read them from the
-// caches. So such a product is not timed and gets no epilogues.
+// Times the product with epilogues, and without. Without, each epilogue is one more pass over the result, with the op's
+// own kernel. A product of few rows mostly waits for its weights: a program reads them from memory, but this timing
+// would read them from the caches. So a product of few rows is not timed and gets no epilogues.
 bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::vector<int32_t>& epilogues) {
   constexpr int64_t kFewRows = 4;
   const Dims& sizes = graph.value(graph.node(index).outputs[0]).sizes;

@@ -22,12 +22,12 @@ struct Value {
   Dims strides;
   bool requires_grad = false;
   bool leaf = false;         // inputs only: a parameter, which only an optimizer writes
-  bool grad_mode = true;     // recorded in grad mode: views that are made in it keep their base
+  bool grad_mode = true;     // recorded in grad mode, in which views keep their base
   bool hidden = false;       // outputs only: no tensor holds it; it is the base of views that are held
   bool overwritten = false;  // its memory was written later in the recording: Note [Writes] in capture/writes.cc
   int32_t producer = -1;     // index into Graph::nodes; -1 for inputs
-  // Views share the memory of `root` (their own id otherwise), beginning `offset` elements after its start. So does a
-  // part that is written directly into an assembled value (transform/assemble.cc).
+  // A view shares the memory of `root`, and begins `offset` elements after its start. So does a part that is written
+  // directly into an assembled value (transform/assemble.cc). The root of any other value is the value itself.
   ValueId root = kNoValue;
   int64_t offset = 0;
 };
@@ -59,15 +59,16 @@ struct GraphNode {
   bool in_place = false;  // in a recording: eager execution writes the result over operand 0
 };
 
-// A recorded write: from here on, input number `input` holds `value`. Memory that the recording itself allocated has a
-// number below 0.
+// A recorded write: after it, input number `input` holds `value`. A number below 0 stands for memory that the recording
+// itself allocated.
 struct Version {
   ValueId value = kNoValue;
   int32_t input = -1;
   friend bool operator==(const Version&, const Version&) = default;
 };
-// The last version of a written input, which a run must store in the input's memory, or (input < 0) of memory that the
-// recording allocated and returns. `input` and `output`: positions in Graph::inputs and Graph::outputs.
+// The last version of written memory. A run must store the last version of an input in the input's memory. If `input`
+// is below 0, the recording itself allocated the memory, and returns it. `input` and `output`: positions in
+// Graph::inputs and Graph::outputs.
 struct WriteBack {
   int32_t input, output;
   int32_t writes;  // number of versions
@@ -88,8 +89,8 @@ struct Graph {
   ValueId written(ValueId id) const;
 };
 
-// The line that an error of the call names: found while recording, because the modules that made the
-// call have returned.
+// The line of the user's program that an error of the call names. It is found while recording: when the node runs, the
+// modules that made the call have returned.
 inline std::source_location line_of(const GraphNode& node) {
   return node.origin.user.line() == 0 ? node.where : node.origin.user;
 }

@@ -64,7 +64,7 @@ class GraphParser {
     const ValueId id = value();
     if (id == kNoValue) in_.fail("\"none\" cannot be defined");
     if (id >= std::ssize(graph_.values)) {
-      // Numbers that are not defined stand for no value: each is its own root.
+      // The ids up to this one get empty values, whose root is the value itself. They may be defined later, or never.
       for (auto next = static_cast<ValueId>(graph_.values.size()); next <= id; ++next)
         graph_.values.emplace_back().root = next;
       defined_.resize(graph_.values.size());

@@ -26,7 +26,7 @@ class Scanner {
   double real();  // in the format of exact_text()
   DType dtype();
   bool at_end_of_line();
-  // The rest of the line must be empty; then goes to the next line that is not empty.
+  // Requires that the rest of the line is empty, and goes to the next line that is not empty.
   void end_line();
   bool at_end();
   int line() const { return line_; }

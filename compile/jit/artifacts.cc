@@ -18,7 +18,7 @@
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/trusted_file.h"
 
-// The file functions and the report of cache.h: what this process has for all targets.
+// Implements the functions of cache.h for artifact files, and its report. Both cover the code of all targets.
 namespace rondo::compile {
 namespace {
 
@@ -28,7 +28,7 @@ std::string component(const HostKey& key, const char* name) {
   return "";
 }
 
-// Advice to the user about code for a target that no device here runs.
+// Says why the code of `target` cannot be used, if no device of this process runs it, and what the user can do.
 std::string missing_device(const Target& target) {
   std::string why_none;
   std::vector<std::string> here;
@@ -41,7 +41,8 @@ std::string missing_device(const Target& target) {
                       here.empty() ? "" : "; make it for this device with compile_for()");
 }
 
-// Takes a section for `target`. Its choices of Mode::kMaxAutotune go to the tuner, once its kernels are taken.
+// Takes over a section of an artifact, made for `target`. Its choices of Mode::kMaxAutotune go to the tuner, after its
+// kernels are taken.
 absl::Status take(const Target& target, KernelFile section) {
   const std::string build = component(HostKey::parse(section.host), "build");
   for (const RuntimeCode& kind : target.runtime_code)

@@ -7,7 +7,7 @@ namespace rondo::compile {
 // A hash of the sources of compile/ and runtime/ops/, of all headers that they include, and of the C++ compiler.
 // Compiled kernels and a plug-in with another hash cannot be used.
 const char* build_hash();
-// A text with the hash that is found in the plug-in's file, so that the file can be checked before it is loaded.
+// A text with the hash. The plug-in's file contains it, too, so that the file can be checked before it is loaded.
 const char* build_mark();
 // "19.1.7"; "none" if Rondo was built without LLVM.
 const char* llvm_version();

@@ -76,7 +76,7 @@ int64_t CodeStore::forget_all() {
   return forgotten;
 }
 
-// Returns the code of an object, or the error if the object is not ours.
+// Places an object in memory and returns its code. Returns an error if the object is not one of ours.
 absl::StatusOr<std::shared_ptr<const MachineCode>> CodeStore::place(const std::string& object) const {
   enter_stage(CompilerStage::kPlace);
   absl::StatusOr<std::shared_ptr<const MachineCode>> code = target_.place(object);

@@ -1,4 +1,4 @@
-// CodeStore: the machine code of this process, by the canonical texts of its kernels. It places the objects of
+// CodeStore: the machine code of this process, keyed by the canonical texts of its kernels. It places the objects of
 // io/object_store.h in memory, counts where code comes from, and explains misses. Thread safe.
 #pragma once
 
@@ -32,8 +32,8 @@ class CodeStore {
   // This process's store for a target, with the disk cache that the environment names. Never destroyed.
   static CodeStore& of(const Target& target);
 
-  // Returns the code for a kernel, or null: a miss, after which the caller calls add(). `in_memory`: false if the code
-  // comes from disk, or from an artifact for the first time.
+  // Returns the code for a kernel. Null: a miss, so the caller compiles the kernel and calls add(). `in_memory`: false
+  // if the code comes from disk, or is taken from an artifact for the first time.
   struct Found {
     std::shared_ptr<const MachineCode> code = nullptr;
     bool in_memory = false;

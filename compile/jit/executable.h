@@ -25,19 +25,20 @@ class Executable {
   KernelHandle handle(int i) const;
   KernelEntry entry(int i) const;             // for host code only
   int compiled() const { return compiled_; }  // kernels that no cache had
-  int fresh() const { return fresh_; }        // kernels that this process did not have: compiled, or found elsewhere
+  int fresh() const { return fresh_; }        // kernels that this process did not have in memory
 
  private:
   std::vector<std::shared_ptr<const MachineCode>> code_;
   int compiled_, fresh_;
 };
 
-// Thrown if code would have to be generated where that is forbidden.
+// Thrown if code would have to be generated while a ForbidCodeGeneration exists.
 class CodeForbidden : public Error {
  public:
   using Error::Error;
 };
-// While one lives, this thread's compile_kernels() takes code from caches only. Throws CodeForbidden if none has it.
+// While an object of this class exists, compile_kernels() on this thread takes code from caches only, and throws
+// CodeForbidden if no cache has it.
 class ForbidCodeGeneration {
  public:
   ForbidCodeGeneration();
@@ -55,10 +56,10 @@ class ForbidCodeGeneration {
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {},
                                             const Target& target = target_of(kCPU));
 
-// True if compile_kernels can work for a device: its target's compiler is there (LLVM for the CPU, NVRTC for CUDA), or
-// an artifact file was loaded for it. Loads no compiler.
+// True if compile_kernels can work for a device: its target's compiler is installed (LLVM for the CPU, NVRTC for CUDA),
+// or an artifact file was loaded for the target. Loads no compiler.
 bool jit_available(Device device);
-// The same, for some device of this process.
+// True if compile_kernels can work for any device of this process.
 bool jit_available();
 
 // Forgets the code in memory that no executable holds: for tests, and for measurements of a cold or warm start. What is

@@ -142,7 +142,7 @@ class KernelTable {
   }
 
   void forget_unused() {
-    // An executable is shared by the kernels that were compiled together.
+    // An executable is shared by the kernels that were compiled together. It is unused if only this table holds it.
     std::map<const Executable*, long> held;
     for (const auto& [structure, variants] : variants_)
       for (const KernelVariant& v : variants) ++held[v.slot->kernel.code.get()];
@@ -164,7 +164,7 @@ class KernelTable {
     for (const auto& [structure, variants] : variants_) size_ += variants.size();
   }
 
-  std::mutex mutex_;  // of all below, and of what the slots hold
+  std::mutex mutex_;  // guards all below, and what the slots hold
   std::condition_variable ready_;
   std::map<Structure, std::vector<KernelVariant>> variants_;
   size_t size_ = 0;

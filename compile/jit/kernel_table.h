@@ -13,18 +13,18 @@ namespace rondo::compile {
 
 struct CompiledKernels {
   std::vector<CompiledKernel> kernels;  // in the order of the request
-  int added = 0;                        // those that this process had not requested before
-  int compiled = 0;                     // of these, those for which code was generated, because no cache had it
-  int fresh = 0;                        // of these, those whose code this process did not have in memory
+  int added = 0;                        // kernels that this process had not requested before
+  int compiled = 0;                     // added kernels for which code was generated, because no cache had it
+  int fresh = 0;                        // added kernels whose code this process did not have in memory
 };
 
 // Thread safe: if several threads want a kernel, one of them makes it; existing kernels are found while others compile.
-// Throws as compile_kernels(). `hints`: none, or one for each kernel; then code is found only if it assumes as much.
-// `uses`: none, or one for each kernel.
+// Throws as compile_kernels(). `hints`: none, or one for each kernel; then existing code is used only if it assumes all
+// that code made with the hint would assume. `uses`: none, or one for each kernel.
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes,
                                 std::span<const KernelHint> hints = {}, std::span<const KernelUse> uses = {},
                                 const Target& target = target_of(kCPU));
-// Finds existing code; nullopt unless there is code that serves for all of them.
+// Finds existing code for these kernels; nullopt if a kernel has none that serves.
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels,
                                             const Target& target = target_of(kCPU));
 

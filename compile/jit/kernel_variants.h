@@ -68,8 +68,8 @@ struct KernelVariant {
   bool same_code(const KernelVariant& other) const;
   // How many extents prevent this variant from serving `use`.
   int64_t differences(const KernelUse& use) const;
-  // How much code with this hint would assume that this variant does not. Extents that the hint does not know to vary
-  // do not count.
+  // For how many extents code that is made with this hint would assume a range that this variant does not assume. Only
+  // extents that vary in both are counted.
   int64_t leaves_open(const KernelHint* hint) const;
 };
 

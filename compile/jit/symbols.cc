@@ -152,8 +152,8 @@ class Symbols {
     __jit_debug_descriptor.action_flag = 0;
     __jit_debug_descriptor.relevant_entry = nullptr;
   }
-  // A forked process has the kernels of its parent, so its file begins with all of them. Never throws: a line that
-  // cannot be written is left out.
+  // Appends a line to perf's file. A forked process has the kernels of its parent, so its file begins with all of them.
+  // Never throws: a line that cannot be written is left out.
   void append(const std::string& line) {
     try {
       std::string text = line;

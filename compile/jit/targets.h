@@ -11,7 +11,7 @@ namespace rondo::compile {
 
 // The target whose code runs on a device; null: there is none.
 const Target* find_target(Device device);
-// The same. Throws Error if there is none.
+// As find_target(), but throws Error if there is no target.
 const Target& target_of(Device device);
 // A device of this process on which the target's code runs; nullopt: there is none.
 std::optional<Device> device_of(const Target& target);

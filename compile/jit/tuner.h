@@ -27,9 +27,10 @@ class Tuner {
   // This process's tuner, with the disk cache that the environment names. Never destroyed.
   static Tuner& instance();
 
-  // Returns the position of the fastest candidate. Takes an earlier measurement, of this process or of another one on
-  // such a machine; otherwise measures now, on the compute stream of `device`. `launch` describes all that times depend
-  // on besides the machine: Note [What a choice holds for]. The first candidate wins unless another is clearly faster.
+  // Returns the position of the fastest candidate. Uses an earlier measurement of this process, or of another process
+  // on an equal machine. If there is none, measures now, on the compute stream of `device`. `launch` describes all that
+  // times depend on besides the machine: Note [What a choice holds for]. The first candidate wins unless another is
+  // clearly faster.
   int fastest(const std::string& launch, std::span<const std::function<void()>> candidates, Device device = kCPU);
   // The number of choices that were measured, not remembered.
   int64_t measured() const { return measured_.load(); }
@@ -39,7 +40,7 @@ class Tuner {
   std::vector<io::KernelRecord> contents(const std::string& host);
   // True if a record of an artifact is a choice, not a kernel.
   static bool is_choice(const io::KernelRecord& record) { return record.kernel.starts_with(kPrefix); }
-  // Remembers such a choice for devices with this host key. kInvalidArgument: damaged.
+  // Remembers a choice from an artifact, for devices with this host key. kInvalidArgument: the record is damaged.
   absl::Status take(const HostKey& host, const io::KernelRecord& record);
 
  private:

@@ -14,7 +14,7 @@ using Wide = absl::int128;
 
 int64_t shown(Wide bytes) { return static_cast<int64_t>(std::clamp<Wide>(bytes, Wide(INT64_MIN), Wide(INT64_MAX))); }
 
-// Bytes [begin, end) around an address; empty if nothing is accessed.
+// The bytes that are accessed: [begin, end), relative to an address. Empty if nothing is accessed.
 struct Reach {
   Wide begin = 0, end = 0;
   void add_steps(Wide steps, Wide stride) { (stride < 0 ? begin : end) += steps * stride; }
@@ -143,7 +143,7 @@ class Finder {
           check(launch.addresses[static_cast<size_t>(operand.onto)], {0, partial_bytes(kernel, operand.dtype)},
                 operand.dtype, absl::StrCat("operand @", operand.onto));
     }
-    for (const Launch::Check& c : launch.checks) {  // an error message reads the indices
+    for (const Launch::Check& c : launch.checks) {  // the message of a failed check reads the indices again
       const GraphNode& node = graph_.node(c.node);
       if (const std::string what = difference_from_inferred(graph_, node); !what.empty()) return refuse(what);
       const Value& indices = graph_.value(node.inputs[0]);
@@ -196,12 +196,12 @@ class Finder {
       const Value& value = graph_.value(id);
       // The op writes its own result, but with the last epilogue's dtype.
       Reach reach = reach_of(is_input ? value : graph_.value(op.outputs[at]), value.dtype);
-      // A kernel may assume that its result is dense.
+      // A kernel may assume that its result is dense, and write all of it.
       if (!is_input) reach.end = std::max(reach.end, dense_bytes(value, value.dtype));
       check(launch.addresses[i], reach, value.dtype, name(id));
     }
   }
-  // The same rules as in transform/epilogue.cc.
+  // True if `node` can be an epilogue of `before`, by the rules of transform/epilogue.cc.
   bool is_epilogue(const GraphNode& node, const GraphNode& before) const {
     if (node.op->epilogue == Epilogue::kNone || node.outputs.size() != 1 || before.outputs.size() != 1) return false;
     const Value &result = graph_.value(before.outputs[0]), &out = graph_.value(node.outputs[0]);

@@ -44,11 +44,13 @@ bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
   return true;
 }
 
-// Note [Tried and left out], n_embd 384, T 256, B 8. Non-temporal stores. A packed product of our own: 430-465 GFLOP/s,
-//   oneDNN 440-470. One product per core. Packing weights once per step: products are 4 to 7% faster, but a packing
-//   takes 1.5 to 20% of a product's time. Epilogues: GELU in a product's post-op takes 320 us more, in a kernel 230; a
-//   residual 57 us against 27; a gradient summed in place 320 us against 85. So epilogues are used only where tuning
-//   chooses them.
+// Note [Tried and left out], n_embd 384, T 256, B 8:
+// - Non-temporal stores, and one product per core.
+// - A packed product of our own: it has 430-465 GFLOP/s, and oneDNN has 440-470.
+// - Packing weights once per step: products are 4 to 7% faster, but a packing takes 1.5 to 20% of a product's time.
+// - Epilogues everywhere. As a post-op of a product, GELU takes 320 us more, and in a kernel of its own 230 us. A
+//   residual takes 57 us as a post-op and 27 us in a kernel, a gradient summed in place 320 us and 85 us. So epilogues
+//   are used only where tuning chooses them.
 
 // Chooses, for each product, the ops that it applies to its own result.
 EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const PlanOptions& options) {
@@ -57,8 +59,8 @@ EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const 
   if (options.epilogues == Epilogues::kAlways) return chains;
   for (size_t n = 0; n < chains.size(); ++n) {
     std::vector<int32_t>& chain = chains[n];
-    // A product that widens its result is as fast as one that does not. But if a kernel reads the result, 16 bits are
-    // less to read.
+    // A product that widens its result is as fast as one that does not. But if a kernel reads the result, it reads
+    // fewer bytes if the product leaves the result in 16 bits.
     if (chain.empty() || only_widens(graph, chain)) continue;
     const bool widens = graph.node(chain[0]).op->epilogue == Epilogue::kWiden;
     if (target.capabilities.epilogues_pay && (!widens || chain.size() > 1)) continue;
@@ -79,7 +81,8 @@ bool only_copies(const LoweredUnit& unit) {
   return flat.split_columns && flat.operands[0].col_stride == 1 && flat.operands[1].col_stride == 1;
 }
 
-// How many elements are worth waking a thread: fewer than the target's number if an element takes many instructions.
+// Returns how many elements make it worthwhile to wake another thread: `grain`, the target's number, or fewer if an
+// element takes many instructions.
 int64_t grain_of(const LoopKernel& kernel, int64_t grain) {
   constexpr size_t kUsual = 16;  // instructions
   size_t instructions = 0;
@@ -87,8 +90,9 @@ int64_t grain_of(const LoopKernel& kernel, int64_t grain) {
   return grain * static_cast<int64_t>(kUsual) / static_cast<int64_t>(std::max(kUsual, instructions));
 }
 
-// For Capabilities::gathers_sums: launches that add up partial sums are delayed and run together, before a launch that
-// accesses one of their results, or after the last launch that writes a result of a seam.
+// Does what Capabilities::gathers_sums asks for: delays the launches that add up partial sums, so that several run
+// together. They run before a launch that accesses one of their results, or after the last launch that writes a result
+// of a seam.
 void gather_sums(Plan& plan, const std::vector<PlannedSeam>& seams) {
   std::vector<Launch> order, waiting;
   ValueMap<bool> awaited(plan.graph, false);  // by root value

@@ -30,12 +30,13 @@ Plan make_plan(Graph graph, const Target& target, const PlanOptions& options = {
 // argument of the run.
 Plan make_table_plan(LoopKernel kernel, const Target& target);
 
-// Everything except the memory: to compare the kernels of a graph with its kernels at other sizes.
+// Does what make_plan() does, except for planning memory. Used to compare a graph's kernels with its kernels at other
+// sizes.
 Plan plan_launches(Graph graph, const Target& target, const PlanOptions& options);
 
-// The call of nodes[0]'s op, with the others as its epilogues. Has no addresses. `wide_bias`: if
-// the first epilogue widens, a bias that is the 16-bit copy of a parameter is replaced by the
-// parameter itself (Capabilities::epilogues_pay).
+// Makes the launch that calls the op of nodes[0], with the other nodes as its epilogues. It has no addresses yet.
+// `wide_bias`: if the first epilogue widens, a bias that is the 16-bit copy of a parameter is replaced by the parameter
+// itself (Capabilities::epilogues_pay).
 Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes, bool wide_bias = false);
 
 // The plan's kernels, in order.

@@ -9,7 +9,8 @@ namespace {
 
 int64_t bytes_of(const Value& v) { return v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype)); }
 
-// First fit among the blocks that are alive at the same time.
+// Places blocks in the arena by first fit: each takes the lowest offset where no block that is alive at the same time
+// lies.
 class ArenaPlanner {
  public:
   // Places a block that is alive from launch `first` to launch `last`, both included.
@@ -42,8 +43,8 @@ class ArenaPlanner {
 // element comes before its store (loop_ir.h).
 bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
   const Operand &a = kernel.operands[in], &b = kernel.operands[out];
-  // Each call for a part of the row reads the value that is the same for all columns. The first call to finish would
-  // change it for the others.
+  // The parts of a row are computed by several calls. All of them read a value that is the same for all columns, so the
+  // first call to finish would change it for the others.
   if (kernel.split_columns && a.col_stride == 0) return false;
   if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial || is_picked(a) ||
       !has_elements(a) || a.axes.size() != b.axes.size())
@@ -103,7 +104,8 @@ class MemoryPlanner {
       const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.value(v)), 1), alignment_);
       plan_.placements[v] = {Placement::kArena, arena.place(bytes, first_[v], last_[v])};
     }
-    // Partial sums live from their kernel to the launch that adds them up. Consecutive ones run as one.
+    // Partial sums live from their kernel to the launch that adds them up. Consecutive launches of this kind run as
+    // one, so the sums live until the last of these.
     std::vector<int> combined(plan_.kernels.size(), -1);
     for (int i = n_launches() - 1, last = i; i >= 0; --i) {
       if (launch(i).kind != Launch::Kind::kCombine) last = i - 1;
@@ -208,8 +210,8 @@ class MemoryPlanner {
   void share_in_place() {
     for (int i = 0; i < n_launches(); ++i) {
       std::vector<std::pair<ValueId, ValueId>> pairs = overwritable(launch(i));
-      // Updates come first: if a kernel adds a value to an input, the sum should take the caller's memory, not that of
-      // the other operand. Otherwise it would have to be copied.
+      // Updates come first: if a kernel adds a value to an input, the sum should take the input's memory, not that of
+      // the other operand, from which it would have to be copied to the input's memory.
       std::stable_partition(pairs.begin(), pairs.end(), [&](const auto& pair) {
         return is_update(graph_.value(pair.first).root, graph_.value(pair.second).root);
       });
@@ -228,8 +230,8 @@ class MemoryPlanner {
         p.index = plan_.placements[static_cast<ValueId>(p.index)].index;
   }
 
-  // Handles updates that share_in_place() could not: the input's last read is before its new value is made, or
-  // there is none.
+  // Handles updates that share_in_place() cannot: the input's last reader runs before the launch that makes its new
+  // value, or nothing reads the input.
   void write_over_inputs() {
     for (const Update& update : updates_) {
       const ValueId source = graph_.inputs[static_cast<size_t>(update.input)],
@@ -247,7 +249,7 @@ class MemoryPlanner {
                        [&](ValueId id) { return graph_.value(id).root == source; });
   }
 
-  // True for calls that check values of their operands, or in which other processes take part.
+  // True if the launch checks values of its operands, or if other processes take part in it: both may fail.
   bool may_throw(const Launch& launch) const {
     return std::any_of(launch.nodes.begin(), launch.nodes.end(),
                        [&](int32_t n) { return graph_.node(n).op->has_effects(); });
@@ -265,8 +267,8 @@ class MemoryPlanner {
   }
   bool is_update(ValueId source, ValueId result) const { return update_of(source, result) != nullptr; }
 
-  // A product is prepared either for memory that it adds to or for memory that it overwrites. Whether an input is
-  // donated differs from call to call, so most products take none.
+  // Most library calls take no donated memory: a product is prepared either for memory that it adds to or for memory
+  // that it overwrites, but whether an input is donated differs from call to call.
   bool takes_donations(const Launch& launch) const {
     return launch.kind == Launch::Kind::kKernel || op_of(launch).reuses >= 0;
   }
@@ -287,7 +289,7 @@ class MemoryPlanner {
     plan_.reuses_inputs = true;
   }
 
-  // A transient in donated memory may pass it on, once.
+  // If `source` is a transient in donated memory, `result` takes over that memory. A value passes its memory on once.
   void hand_on(ValueId source, ValueId result) {
     if (plan_.placements[source].kind != Placement::kOutput || returned_[source] ||
         plan_.placements[result].kind != Placement::kNone)

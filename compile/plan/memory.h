@@ -6,8 +6,9 @@
 
 namespace rondo::compile {
 
-// A result to be written over an input, whose memory then belongs to the caller. Positions in graph.inputs and
-// graph.outputs. If the order of reads and writes allows it, a run returns the input's own memory.
+// Asks for a result to be written over an input, in the caller's memory. If the order of reads and writes allows it,
+// the result that a run returns is in the input's own memory. `input` and `output`: positions in graph.inputs and
+// graph.outputs.
 struct Update {
   int32_t input, output;
   bool visible = false;  // the input must keep its values if a launch throws

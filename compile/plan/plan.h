@@ -13,8 +13,8 @@
 
 namespace rondo::compile {
 
-// A position in the memory of one run: in the memory of an input, of a parameter's copy, of a fresh buffer, or (the
-// last slot) in the arena.
+// An address in the memory of one run. A slot is the memory of one input, of one parameter's copy or of one fresh
+// buffer; the last slot is the arena.
 struct Address {
   int32_t slot = -1;   // -1: none
   int64_t offset = 0;  // bytes
@@ -25,8 +25,8 @@ struct Launch {
   enum class Kind : uint8_t {
     kKernel,       // a generated kernel
     kLibraryCall,  // an op's own kernel and its epilogues
-    kCopy,         // bytes of a dense value, by the device's copy function
-    kCombine,      // adds up the partial sums of all column results of a kernel. Consecutive ones run as one
+    kCopy,         // copies the bytes of a dense value with the device's copy function
+    kCombine,      // adds up the partial sums of a kernel's column results. Consecutive kCombine run as one launch
     kTable,        // a generated kernel on every item of a table, which is an argument of the run
   } kind = Kind::kKernel;
   int32_t kernel = -1;                 // kKernel, kTable: index in Plan::kernels; kCombine: the kernel of the sums
@@ -37,7 +37,7 @@ struct Launch {
   std::vector<Address> addresses = {};
   int64_t grain = 1;    // kKernel: below this many elements, a second thread is not worth waking
   int32_t variant = 0;  // kLibraryCall: an algorithm of OpDef::prepare
-  int32_t floats = -1;  // kLibraryCall: its number among the calls whose op has floats; -1: it has none
+  int32_t floats = -1;  // kLibraryCall: its number among the calls whose op has floats; -1: its op has no floats
   // kKernel: the operands that are checks (Operand::is_check), and the nodes whose indices they check.
   struct Check {
     int32_t operand, node;
@@ -61,8 +61,8 @@ struct Plan {
   // Memory that is allocated for each run, because it is returned to the caller.
   struct FreshBuffer {
     int64_t bytes = 0;
-    int32_t donor = -1;        // an input whose memory it takes if the caller gives it away; -1: none
-    int32_t first_launch = 0;  // the first launch that accesses it; in plans with seams
+    int32_t donor = -1;        // the buffer takes the memory of this input if the caller gives it away; -1: none
+    int32_t first_launch = 0;  // the first launch that accesses the buffer; only set in plans with seams
   };
   // Where a run hands over results that it does not need any more: Note [Seams] in plan/seams.h.
   struct Seam {
@@ -85,7 +85,7 @@ struct Plan {
   std::vector<ParameterCopy> copies;
   std::vector<Address> outputs;      // addresses of graph.outputs
   std::vector<Seam> seams;           // in order
-  std::vector<int32_t> last_launch;  // by input: the last launch that accesses it; -1: none. In plans with seams
+  std::vector<int32_t> last_launch;  // only with seams; by input: the last launch that accesses it; -1: none
   int64_t arena_bytes = 0;
   bool keeps_arena = false;    // the arena is kept between runs (Mode::kReduceOverhead)
   bool reuses_inputs = false;  // a run may write over inputs that its caller gives away
@@ -98,8 +98,8 @@ struct Plan {
 
 // Numbers the floats of kernels and library calls: LoweredUnit::first_scalar, Launch::floats.
 void number_floats(Plan& plan);
-// The checks of a launch of a kernel. The operand of a check is the value that a node checks; if there is no such node,
-// `node` is -1.
+// Finds the checks of a kernel's launch: for each operand that is a check, the node of the launch whose indices it
+// checks. `node` is -1 if no node of the launch makes this check.
 std::vector<Launch::Check> checks_of(const Plan& plan, const Launch& launch);
 // True if a check runs after later ops of the program: Note [Checks that wait] in fuse.cc.
 bool has_waiting_checks(const Plan& plan);

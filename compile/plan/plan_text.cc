@@ -232,7 +232,8 @@ class PlanParser {
     plan_.kernels.push_back(std::move(unit));
   }
 
-  // Products of these must not overflow: bounds.h and the launch functions multiply them.
+  // Limits the extents of a kernel so that their products do not overflow: bounds.cc and the launch functions multiply
+  // them.
   void check_extents(const LoopKernel& kernel) {
     for (int64_t extent : extents(kernel))
       if (extent <= -kMostElements || extent >= kMostElements) in_.fail(absl::StrCat(extent, " is out of range"));

@@ -38,7 +38,7 @@ void place_seams(Plan& plan, const std::vector<PlannedSeam>& seams) {
       for (size_t c = 0; c < plan.copies.size(); ++c)
         if (plan.copies[c].input == input) wait_for(static_cast<int32_t>(plan.graph.inputs.size() + c));
     }
-    // Consecutive combines run as one.
+    // Consecutive combines run as one launch, so a seam comes after all of them.
     const auto n = static_cast<int32_t>(plan.launches.size());
     for (++end; end < n && plan.launches[static_cast<size_t>(end)].kind == Launch::Kind::kCombine;) ++end;
     plan.seams.push_back({end, seam.part, seam.outputs});

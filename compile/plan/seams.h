@@ -1,15 +1,15 @@
 // The seams of a plan.
 //
-// Note [Seams]. A backward of several parts of a model (modules/seam_plan.h) hands over the gradients of each block
-// while it computes those of the next: at a seam between two launches. Each parameter outside of the blocks has its own
-// seam, and so has the first part of a tied embedding's gradient (Note [Gradients in parts] in
-// runtime/autograd/accumulate_node.h); its rows come at the end. DistributedDataParallel sends buckets at seams, and
-// UpdateAtSeams updates parameters, so:
+// Note [Seams]. A seam is a place between two launches of a backward, where it hands over gradients that are final. A
+// backward of several parts of a model (modules/seam_plan.h) has a seam for the gradients of each block, and one for
+// each parameter outside of the blocks. The first part of a tied embedding's gradient also has its own seam (Note
+// [Gradients in parts] in runtime/autograd/accumulate_node.h); the second part, its rows, comes at the end.
+// DistributedDataParallel sends buckets at seams, and UpdateAtSeams updates parameters, so:
 // - A seam comes after the last launch that accesses its gradients or the parameters themselves. A gradient that other
 //   launches read, and a parameter that several parts use, wait for the last of these launches.
-// - It is an effect in the order of the plan, like a recorded collective (Note [Collectives are effects] in
-//   runtime/op/op.h), and also goes through the process group. All ranks have the same plan, so buckets and the sums of
-//   layers (BatchNorm over all ranks) are sent in the same order. No seam moves a launch. If sums are gathered
+// - A seam is an effect in the order of the plan, like a recorded collective (Note [Collectives are effects] in
+//   runtime/op/op.h). Both use the process group. All ranks have the same plan, so buckets and the sums of layers
+//   (BatchNorm over all ranks) are sent in the same order on each rank. No seam moves a launch. If sums are gathered
 //   (Capabilities::gathers_sums), they wait at most until the next seam.
 // - Memory follows the seams. A gradient's buffer is allocated at the seam before its first launch, and the run
 //   releases it at its own seam. Nothing else uses that memory in between: values that are returned have their

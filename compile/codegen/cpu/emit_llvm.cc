@@ -31,7 +31,8 @@ llvm::Function* KernelEmitter::emit() {
   scans_.assign(kernel_.instrs.size(), nullptr);
   for (std::vector<Value*>& copy : vectors_) copy.assign(kernel_.instrs.size(), nullptr);
 
-  // An empty range must touch no memory, because the invariant loads below are before the loop.
+  // The invariant loads below run before the loop. This branch skips them for an empty range, which must touch no
+  // memory.
   BasicBlock* guard = BasicBlock::Create(context_, "guard", function_);
   BasicBlock* entry = BasicBlock::Create(context_, "entry", function_);
   BasicBlock* exit = BasicBlock::Create(context_, "exit");
@@ -167,9 +168,9 @@ void KernelEmitter::zero_partials() {
 }
 
 // Note [Rows ahead]. Rows in segments (Note [Segments of rows]) are picked from anywhere in a table, so each one misses
-// several cache lines. While a row is processed, the lines that a later row picks are prefetched. For a row twice as
-// far ahead, the memory from which its index is itself picked is prefetched. An index that needs a random number or a
-// reduction of its row is not known ahead.
+// several cache lines. While a row is processed, the lines that a later row picks are prefetched. The index of a row
+// may itself be picked from a table, so for a row twice as far ahead, the line that holds its index is prefetched. An
+// index that needs a random number or a reduction of its row is not known ahead.
 void KernelEmitter::fetch_ahead(Value* row) {
   constexpr int64_t kBytesAhead = 12 << 10, kMostRows = 64, kMostLines = 8;
   const auto fetch_picked = [&](int64_t rows, bool whole_rows, int64_t lines) {
@@ -252,7 +253,8 @@ void KernelEmitter::emit_stage(const Stage& stage) {
   for (int32_t id : stage.column) has_column_work |= levels_[id] == Level::kColumn;
   if (!has_column_work) return;
 
-  // Lanes, then the totals of Note [Row order] (sums of the blocks before this one), then running sums.
+  // The values that the column loop carries, in this order: lanes of reductions, totals of Note [Row order] (sums of
+  // the blocks before this one), running sums.
   llvm::SmallVector<Value*, 8> lanes;
   for (int32_t id : stage.reductions) begin_lanes(instr(id), lanes);
   const size_t n_lanes = lanes.size();

@@ -45,8 +45,8 @@ class BlockEmitter : protected ValueEmitter {
   // Loads kLanes adjacent elements. `mask` null: all lanes.
   Value* load_vector(DType memory, Value* ptr, Value* mask);
   void store_vector(DType memory, Value* raw, Value* ptr, Value* mask);
-  // For LoopKernel::streams. True for operands that may be streamed; is_line() checks at run time that addresses and
-  // strides, in bytes, are multiples of whole lines.
+  // True for operands that may be streamed, that is, written with non-temporal stores (LoopKernel::streams). is_line()
+  // emits a check, at run time, that addresses and strides are multiples of a cache line. `bytes`: these, in bytes.
   bool may_stream(size_t operand) const {
     return kernel_.streams && kernel_.operands[operand].is_output && size_of(kernel_.operands[operand].dtype) >= 4;
   }

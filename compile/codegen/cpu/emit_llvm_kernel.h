@@ -63,7 +63,7 @@ class KernelEmitter : ValueEmitter {
 
   // ---- Memory
   Value* row_offset(size_t index, Value* row);
-  // `base` null: the operand's part of the row.
+  // Loads from `base`; null: from the operand's part of the row.
   Value* load(const Instr& instr, Value* column, Value* mask, Value* base = nullptr);
   // kPick: the address of the operand's part of the row for an index, or for a vector of indices.
   Value* picked(const Instr& i, Value* index) {

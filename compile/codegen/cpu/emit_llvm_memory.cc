@@ -30,7 +30,7 @@ Value* KernelEmitter::element_pointers(int32_t index, Value* base, Value* column
   Type* type = memory_type(operand.dtype);
   Value* stride = strides_[index].col_stride;
   Value* first = b_.CreateGEP(type, base, b_.CreateMul(column, stride, "", false, true));
-  // 32-bit indices if they suffice: one gather instruction instead of two.
+  // Uses 32-bit indices if they suffice, because they need one gather instruction instead of two.
   const bool narrow = llvm::isa<llvm::ConstantInt>(stride) ? std::abs(operand.col_stride) <= kNarrowStride
                                                            : strides_[index].small_col_stride;
   Type* wide = narrow ? b_.getInt32Ty() : b_.getInt64Ty();
@@ -86,7 +86,7 @@ void KernelEmitter::store(int32_t index, Value* base, Value* raw, Value* column,
   else b_.CreateMaskedStore(raw, ptr, align, mask);
 }
 
-// True if the register is known to hold a value rounded to that 16-bit type.
+// True if the register is known to hold a value that is rounded to `type`, a 16-bit float.
 bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
   const LoopOp op = instr(id).op;
   return instr(id).type == type &&

@@ -13,7 +13,7 @@ int width_of(Value* v) {
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(v->getType());
   return vector != nullptr ? static_cast<int>(vector->getNumElements()) : 1;
 }
-// The index in Stream::keys.
+// The index in Stream::keys of the keys for `width` lanes.
 size_t keys_for(int width) { return width == 1 ? 0 : width == 4 ? 1 : width == 8 ? 2 : 3; }
 
 constexpr uint64_t kLow = 0xFFFFFFFF, kFirst = 0xD2511F53, kSecond = 0xCD9E8D57;
@@ -51,7 +51,7 @@ RandomEmitter::Stream RandomEmitter::stream(Value* state, int64_t increment) {
   return s;
 }
 
-// The numbers of all rows' first elements are multiples of this; 0: these numbers are all 0.
+// Returns a common divisor of the numbers, in the stream, of all rows' first elements. 0: all these numbers are 0.
 int64_t RandomEmitter::divisor_of_rows(size_t operand) const {
   size_t at = 2;
   for (size_t i = 0; i < operand; ++i) at += 1 + 3 * kernel_.operands[i].axes.size();

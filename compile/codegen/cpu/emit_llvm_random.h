@@ -57,8 +57,8 @@ class RandomEmitter {
   // lanes[i] receives kLanes i32 words, for the elements from first + i * kLanes on, where four neighbours share a
   // counter. `first` is a multiple of 4, and, if `whole`, a multiple of kLanes times the number of vectors.
   void neighbours(const Stream& stream, Value* first, bool whole, llvm::MutableArrayRef<Value*> lanes);
-  // The i32 words of any elements (an i64 or a vector of i64): one of the four words of their counter, as
-  // `op` needs it.
+  // The i32 words of any elements (an i64 or a vector of i64). A counter gives four words; `op` decides which one is
+  // an element's word.
   Value* word(const Stream& stream, LoopOp op, Value* elements);
   Value* uniform(Value* words);          // uniform_from_bits()
   Value* keeps(Value* words, Value* p);  // DropoutRule

@@ -69,7 +69,7 @@ class RowsEmitter : BlockEmitter {
   }
   Along along(size_t operand) const;
   int copies() const;
-  // The rows from `row` to the end of its line(), or of the call.
+  // The number of rows from `row` to the end of its line() or of the call, whichever comes first.
   Value* rows_left(Value* row);
   Value* stores_lines(Value* row);
   void point_at(Value* row, const Block& block);
@@ -318,9 +318,10 @@ void RowsEmitter::emit_stage(const Stage& stage, const Block& block) {
   for (int32_t id : stage.column) has_columns |= level(id) == Level::kColumn;
   if (!has_columns) return;
 
-  // Two vectors for each reduction and copy. A sum has the sum of the current chunk, and the total of the chunks before
-  // it (Note [Column order]). Other reductions have begin_lanes(); if that gives one vector, the second is a copy. Then
-  // the running sums, for each scan and copy.
+  // The values that the column loop carries. First, two vectors for each reduction and copy. For a sum, they are the
+  // sum of the current chunk and the total of the chunks before it (Note [Column order]). For other reductions, they
+  // are the result of begin_lanes(); if that is one vector, the second is a copy. Then the running sums, for each scan
+  // and copy.
   llvm::SmallVector<Value*, 16> sums;
   const auto fill_up = [&](size_t n) {
     while (sums.size() % n != 0) sums.push_back(sums.back());
@@ -362,7 +363,7 @@ void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::Mut
   const bool has_sums = std::any_of(stage.reductions.begin(), stage.reductions.end(),
                                     [&](int32_t id) { return is_sum(id); });
   if (!has_sums) return loop(number(0), cols_, number(1), sums, each_column);
-  // The same as column_chunk_rows().
+  // Emits the computation of column_chunk_rows(cols).
   Value* chunk = b_.CreateUDiv(b_.CreateAdd(cols_, number(63)), number(64));
   chunk = least(b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, chunk, number(kLeastChunk)), number(kMostChunk));
   loop(number(0), cols_, chunk, sums, [&](Value* first) {
@@ -408,7 +409,7 @@ void RowsEmitter::emit_instr(int32_t id, Value* column, const Block& block) {
 }
 
 // Chooses the stage that prefetches an operand's next block: the second stage that reads the operand, or the only one.
-// Only in kernels whose blocks are small enough.
+// A kernel whose blocks are larger than kMostFetched prefetches nothing.
 void RowsEmitter::find_fetches() {
   int64_t bytes = 0;
   for (size_t i = 0; i < memory_.size(); ++i)
@@ -430,7 +431,7 @@ void RowsEmitter::find_fetches() {
     }
 }
 
-// Columns are a page or more apart, so the hardware prefetcher does not follow them.
+// Columns are a page or more apart, so the hardware prefetcher does not load the next columns.
 void RowsEmitter::fetch(const Instr& i, Value* first, const Block& block, FetchTo to) {
   Type* scalar = memory_type(operand(i).dtype);
   const int64_t in_line = kCacheLine / static_cast<int64_t>(size_of(operand(i).dtype));

@@ -1,6 +1,7 @@
 // Pointwise kernels with a transposed operand (codegen/tiles.h). A tile is kLanes rows of kLanes columns. A transposed
-// operand is read column by column, transposed in registers, and stored in a buffer with one vector for each row. A
-// transposed result takes the same way back. In between, the code of a row is the same as in any kernel.
+// operand is read column by column, transposed in registers, and stored in a buffer with one vector for each row. The
+// rows of a transposed result are collected in such a buffer, transposed, and written column by column. The code that
+// computes a row is the same as in any kernel.
 #include <llvm/IR/Intrinsics.h>
 
 #include <array>
@@ -15,8 +16,8 @@ using llvm::BasicBlock;
 using llvm::Type;
 using llvm::Value;
 
-// Each load and store of a tile is to another page, so the hardware prefetcher does not follow them. So lines for later
-// rows and columns are prefetched: this many elements ahead.
+// Each load and store of a tile accesses a different page, so the hardware prefetcher does not help. Instead, the code
+// prefetches lines for later rows and columns: this many elements ahead.
 constexpr int64_t kLoadsAhead = 2 * kLanes, kStoresAhead = kColumnsTogether;
 
 class TilesEmitter : BlockEmitter {
@@ -92,7 +93,8 @@ llvm::Function* TilesEmitter::emit() {
     Value* end_row = least(end_, b_.CreateAdd(first_row, number(kRowsTogether), "", true, true));
     loop(number(0), cols_, number(kColumnsTogether), {}, [&](Value* first_column) {
       Value* end_column = least(cols_, b_.CreateAdd(first_column, number(kColumnsTogether), "", true, true));
-      // Steps differ: a tile also ends where the index of a transposed operand's rows wraps around.
+      // The steps of this loop differ in size: a tile also ends where the index of a transposed operand's rows wraps
+      // around.
       BasicBlock *before = b_.GetInsertBlock(), *rows = block("rows"), *after = block("after_rows");
       b_.CreateBr(rows);
       b_.SetInsertPoint(rows);
@@ -113,8 +115,8 @@ llvm::Function* TilesEmitter::emit() {
   return function_;
 }
 
-// True if the vectors of whole tiles are whole lines of all operands that may be streamed. (Tiles begin at columns that
-// are multiples of kLanes.)
+// True if the vectors of whole tiles are whole cache lines in all operands that may be streamed. (Tiles begin at
+// columns that are multiples of kLanes.)
 Value* TilesEmitter::stores_lines() {
   llvm::SmallVector<Value*, 8> bytes;
   for (size_t i = 0; i < memory_.size(); ++i) {

@@ -1,4 +1,4 @@
-// The loop IR's instructions on one vector or scalar, in LLVM IR. The loops around them are made elsewhere
+// Emits the loop IR's instructions as LLVM IR, on one vector or scalar. Subclasses emit the loops around them
 // (emit_llvm.cc, emit_llvm_rows.cc, emit_llvm_tiles.cc).
 #pragma once
 

@@ -12,8 +12,8 @@ namespace {
 // A result of at least this many bytes is no longer in the caches when it is read.
 constexpr int64_t kLeastStreamed = 32 << 20;
 
-// True for kernels whose stores jump from line to line, if a result is large. There it costs the most to read each line
-// before it is overwritten, so such kernels use non-temporal stores.
+// True for kernels with a large result whose stores jump from line to line. An ordinary store first reads the cache
+// line that it overwrites, which costs the most in these kernels, so they use non-temporal stores.
 bool streams(const LoopKernel& kernel) {
   if (kernel.inner == 1 && !goes_in_tiles(kernel)) return false;
   return std::any_of(kernel.operands.begin(), kernel.operands.end(), [&](const Operand& operand) {

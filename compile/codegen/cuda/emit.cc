@@ -105,7 +105,8 @@ void KernelEmitter::elements() {
   emit_step(stage);
 }
 
-// The initial value of a reduction over rows: for one element; for the elements of a thread.
+// start_of(): the initial value of a reduction over rows. starts_of(): a list with this value for each element of a
+// thread.
 std::string KernelEmitter::start_of(size_t partial) const {
   for (const Instr& i : k_.instrs)
     if (is_column_reduction(i.op) && static_cast<size_t>(i.index) == partial)
@@ -253,7 +254,7 @@ std::string emit_combine(const std::string& name) {
                   "  const int t = static_cast<int>(threadIdx.x) % ", kWarp,
                   ", group = static_cast<int>(threadIdx.x) / ", kWarp, ", op = static_cast<int>(s.op);\n",
                   "  const long long c = static_cast<long long>(blockIdx.x) * ", kWarp, " + t;\n",
-                  "  if (c - t >= s.cols) return;\n");  // no thread of the block of the block has a column
+                  "  if (c - t >= s.cols) return;\n");  // no thread of the block has a column
   for (const DType compute : {kF32, kF64, kI64}) {
     const std::string type = register_type(compute), w = absl::StrCat("w_", compute == kI64 ? "long" : type);
     const auto start = [&](LoopOp reduction) { return literal(identity_of(reduction, compute), compute); };

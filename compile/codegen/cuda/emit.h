@@ -1,5 +1,5 @@
-// CUDA C++ from the loop IR: text that NVRTC and nvcc accept after device_math(). Needs neither a device nor
-// a CUDA header.
+// Emits CUDA C++ from the loop IR: source that NVRTC and nvcc compile if device_math() is in front of it. Needs neither
+// a device nor a CUDA header.
 //
 //   const Schedule s = schedule(kernel);
 //   source = std::string(device_math()) + emit(kernel, s);
@@ -22,20 +22,21 @@
 
 namespace rondo::compile::cuda {
 
-// One function, `extern "C" __global__ void <kernel.name>(...)`. It serves all kernels with the same code_text() whose
-// schedules have same_code().
+// Returns the source of a function, `extern "C" __global__ void <kernel.name>(...)`. The function serves all kernels
+// with the same code_text() whose schedules have same_code().
 std::string emit(const LoopKernel& kernel, const Schedule& schedule);
-// The number of rows; the rows of a chunk, if there are column sums; the extents that vary.
+// The values of a launch's integer parameters: the number of rows (or of segments, if the kernel has them); the rows of
+// a chunk, if there are column sums; the extents that vary.
 std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule& schedule);
 
-// Combines the partial sums of several column sums, of any kernels, in one launch (combine_grid). Its parameter is a
-// RondoSums (table_layout.h); it needs the text kSumsLayout in front of it.
+// Returns the source of a function that combines the partial sums of several column sums, of any kernels, in one launch
+// (combine_grid). Its parameter is a RondoSums (table_layout.h). The source needs kSumsLayout in front of it.
 std::string emit_combine(const std::string& name);
 
-// The kernel on every item of a table (table_layout.h). Parameters: the rows of the table; their number; `when`,
-// `equals` and `failed`. The launch does nothing if *when differs from `equals`, or, if `when` is null, if *failed (an
-// unsigned) is not 0. The text needs kTableLayout in front of it. REQUIRES: no column sums; all extents that vary are
-// an item's width.
+// Returns the source of a function that runs the kernel on every item of a table (table_layout.h). Its parameters: the
+// rows of the table; their number; `when`, `equals` and `failed`. The launch does nothing if *when differs from
+// `equals`. If `when` is null, it does nothing if *failed (an unsigned) is not 0. The source needs kTableLayout in
+// front of it. REQUIRES: no column sums; all extents that vary are an item's width.
 std::string emit_table(const LoopKernel& kernel, const Schedule& schedule);
 // The number of blocks for an item with `rows` whole rows and `numel` elements in total. The grid is their
 // sum over items.

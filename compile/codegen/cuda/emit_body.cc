@@ -71,8 +71,8 @@ void KernelEmitter::emit_exist(const std::string& unless) {
        " ? static_cast<int>(cols - c) : ", s_.elements, ";");
 }
 
-// An output may alias an input. If all threads of a row read an element and one of them overwrites it, all must read it
-// before that thread writes it.
+// True if a row may need a barrier. An output may alias an input. If all threads of a row read an element and one of
+// them overwrites it, all must have read the element before that thread writes it.
 bool KernelEmitter::may_store_over_a_row_input() const {
   if (s_.shape != Shape::kRows || s_.threads_per_row == 1) return false;
   const auto same_place = [](const Operand& a, const Operand& b) {
@@ -122,7 +122,7 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
       line("const ", register_type(result_type(i)), " v", id, " = ", arithmetic(k_, i), ";");
     }
   }
-  // After the row instructions, because these include the probabilities of masks.
+  // These come after the row instructions, which compute the probabilities of masks.
   for (int32_t id : stage.column)
     if (is_random(instr(id).op) && operand(instr(id)).col_stride == 0) emit_one_random(id, /*row=*/true);
 }
@@ -235,7 +235,8 @@ void KernelEmitter::emit_sweep(const Stage& stage) {
   }
 }
 
-// Note [Column order] of ops/reduction_order.h, for a row that belongs to one thread.
+// Emits a sweep that adds in the order of Note [Column order] of ops/reduction_order.h, for a row that belongs to one
+// thread.
 void KernelEmitter::emit_sweep_in_chunks(const Stage& stage) {
   const std::string varying_chunk = absl::StrCat("cols > ", 64 * kMostChunk, " ? ", kMostChunk, " : cols > ",
                                                  64 * kLeastChunk, " ? (cols + 63) / 64 : ", kLeastChunk);
@@ -273,7 +274,7 @@ void KernelEmitter::emit_sweep_in_chunks(const Stage& stage) {
 }
 
 void KernelEmitter::emit_reductions(const Stage& stage) {
-  // Two buffers, used alternately, so that a thread need not wait until all others have read the last row's values.
+  // Uses two buffers alternately, so that no thread has to wait until all others have read the previous row's values.
   const std::string half = sums_columns() ? "[turn & 1]" : "";
   for (int32_t id : stage.reductions) {
     const Instr& i = instr(id);

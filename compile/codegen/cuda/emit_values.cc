@@ -118,7 +118,7 @@ std::string to_memory(const std::string& value, DType type, DType memory) {
 
 namespace {
 
-// Unsigned arithmetic wraps around.
+// Computes with unsigned numbers, because their arithmetic wraps around.
 std::string integer_arithmetic(const Instr& i) {
   const auto wide = [](int32_t id) { return absl::StrCat("static_cast<unsigned long long>(v", id, ")"); };
   const auto wrapped = [&](const std::string& value) {

@@ -54,7 +54,7 @@ class KernelEmitter {
   void row();
   void columns();
   void begin_segment();
-  // Sum::combine() wraps around for integers.
+  // The sum of two expressions. Sum::combine() wraps around for integers.
   static std::string arithmetic_sum(const std::string& a, const std::string& b) {
     return absl::StrCat("Sum::combine(", a, ", ", b, ")");
   }
@@ -77,7 +77,8 @@ class KernelEmitter {
   // Emits the body of one step: the columns c .. c + exist - 1.
   void emit_step(const Stage& stage);
   void emit_column_instr(int32_t id);
-  // Emits the code that reports a bad index. An index of a row is reported only if `owns` holds. `c`: as in place().
+  // Emits the code that reports an index out of range. If an index belongs to a whole row, only the thread for which
+  // `owns` holds reports it. `c`: as in place().
   void emit_check(const Instr& i, const std::string& owns, const std::string& c);
   // ---- Random numbers
   void emit_streams();
@@ -125,7 +126,7 @@ class KernelEmitter {
   const bool table_;
   std::vector<size_t> extent_of_;  // by operand: the position of its first extent
   std::vector<bool> kept_;         // by operand: its part of the row stays in registers
-  std::vector<bool> kept_now_;     // the register already holds it
+  std::vector<bool> kept_now_;     // by operand: the registers hold that part already
   std::string out_;
   int depth_ = 0;
 };

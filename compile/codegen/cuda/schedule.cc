@@ -19,9 +19,9 @@ int32_t power_of_two(int64_t n, int32_t low, int32_t high) {
   return power;
 }
 
-// Depends on the columns only: Note [Row order on CUDA].
-// A block aims at two steps a thread for a long row. Then a row, and as many sums over rows as the backward of a norm
-// has, stay in registers.
+// The number of threads that share a row depends on the columns only: Note [Row order on CUDA]. A long row takes about
+// two steps of each thread. Then the row stays in registers, and so do as many sums over rows as the backward of a norm
+// has.
 constexpr int64_t kWarpRow = 256;       // up to this many columns, a row belongs to at most one warp
 constexpr int64_t kStepsPerThread = 2;  // for longer rows
 int32_t threads_of_row(int64_t cols, int32_t elements) {
@@ -30,11 +30,11 @@ int32_t threads_of_row(int64_t cols, int32_t elements) {
   return power_of_two(divide_up(steps, kStepsPerThread), 2 * kWarp, 512);
 }
 
-// Depends on the rows only: Note [Column order on CUDA].
+// The number of rows in a chunk depends on the rows only: Note [Column order on CUDA].
 int64_t rows_of_chunk(int64_t rows) { return std::max<int64_t>(8, divide_up(rows, 512)); }
 
-// How many 32-bit registers of a thread may hold a row, and a row and partial sums together. (With more of both,
-// registers spill: ptxas gives such a kernel 128 registers.)
+// kKeptRow: how many 32-bit registers of a thread may hold its part of a row. kKept: how many may hold this part and
+// partial sums together. (With more, registers spill: ptxas gives such a kernel 128 registers.)
 constexpr int64_t kKeptRow = 48, kKept = 64;
 // The most instructions of an unrolled sweep, per element of a thread.
 constexpr int64_t kUnrolled = 1200;
@@ -65,7 +65,7 @@ bool reduces_rows(const LoopKernel& kernel) {
 
 // The largest index that the code forms: of columns, rows, partial sums, threads, or an element of an operand.
 int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
-  // The last threads of a block count past the end.
+  // The last threads of the last block form indices past the end.
   const int64_t cols = kernel.cols + int64_t{2} * s.threads * s.elements, rows = kernel.rows + s.threads;
   int64_t largest = std::max(2 * rows, cols);
   if (s.shape == Schedule::Shape::kElements)
@@ -104,7 +104,7 @@ std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
   return moves;
 }
 
-// Note [Width of accesses].
+// Chooses Schedule::elements: Note [Width of accesses].
 int32_t elements_of_thread(const LoopKernel& kernel) {
   if (kernel.cols == 1 || kernel.inner > 1) return 1;
   if (reduces_rows(kernel)) return 4;
@@ -144,7 +144,8 @@ void split(LoopKernel& kernel) {
 
 std::vector<bool> tiled(const LoopKernel& kernel) {
   std::vector<bool> through = moves_with_the_column(kernel);
-  // A picked operand reads rows of a table. There, neighbouring rows need not be adjacent, so nothing is tiled.
+  // A picked operand reads any rows of a table. The elements that neighbouring rows of the kernel read from it need not
+  // be adjacent, so nothing is tiled.
   if (std::any_of(kernel.operands.begin(), kernel.operands.end(), [](const Operand& o) { return is_picked(o); }))
     through.assign(through.size(), false);
   int64_t left = kSharedBytes;

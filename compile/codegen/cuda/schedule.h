@@ -6,16 +6,17 @@
 //   columns at a time. Lane c % (threads_per_row * elements) of the row combines the columns c, in increasing c, onto
 //   the identity. The lanes are then combined in trees: the lanes of one thread, then the threads of each warp, then
 //   the warps (lane i takes lane i + k). A row of a kernel along rows (LoopKernel::inner above 1) belongs to one
-//   thread, neighbouring rows to neighbouring threads. It adds up in Note [Column order] of ops/reduction_order.h.
+//   thread, neighbouring rows to neighbouring threads. The thread combines the columns in the order of Note [Column
+//   order] of ops/reduction_order.h.
 // Note [Column order on CUDA]. The rows are split into chunks of `chunk_rows`. In each chunk, rows are added in order
 //   onto 0. A second launch adds the chunks' partial sums: group g of kCombineGroups adds the chunks g, g +
 //   kCombineGroups, ... in order onto 0; then the groups are added in order onto the first.
 // Note [Width of accesses]. A thread reads and writes `elements` neighbouring elements of an operand at once, in at
-//   most 16 bytes, where all of them exist and their address is a multiple of those bytes; otherwise one by one. This
-//   is decided for each access, so one kernel serves every base, stride and tail. (A peeled head would differ between
-//   operands and rows.) Without row reductions, the widest operand takes 16 bytes. A warp then reads neighbouring
-//   bytes, and a narrower operand's accesses are 8 or 4 bytes, adjacent too. Row reductions take 4 elements in every
-//   type, because the order of their sums must not depend on the type.
+//   most 16 bytes, if all of them exist and their address is a multiple of the size of the access. If not, it accesses
+//   them one by one. This is decided for each access, so one kernel serves every base, stride and tail. (A peeled head
+//   would differ between operands and rows.) Without row reductions, an access to the widest operand takes 16 bytes.
+//   The threads of a warp then read adjacent bytes. Accesses to a narrower operand take 8 or 4 bytes, and are adjacent,
+//   too. Row reductions take 4 elements in every type, because the order of their sums must not depend on the type.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The arguments of generated kernels that are more than numbers and pointers. The same text is compiled by the host and
-// is put in front of kernels. The table of a table launch (compile/target/table.h) is in device memory: a block belongs
-// to one item, so its threads read the item's row together.
+// The structs that generated kernels take as arguments. The same text is compiled by the host and is put in front of
+// kernels. The table of a table launch (compile/target/table.h) is in device memory. All threads of a block work on one
+// item, so they read the same row of the table.
 #pragma once
 
 #include <cstddef>

@@ -36,7 +36,7 @@ std::string describe_cpu(const CodeCpu& cpu) {
 #if defined(__x86_64__)
   struct Leaf {
     uint32_t leaf, subleaf;
-    uint32_t mask[4];  // of eax, ebx, ecx, edx: what is the same on every core and at every time
+    uint32_t mask[4];  // of eax, ebx, ecx, edx: the bits that are the same on every core and never change
   };
   // All leaves that LLVM 19 derives a processor's name or features from.
   constexpr uint32_t kAll = ~0u;

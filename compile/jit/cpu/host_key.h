@@ -1,5 +1,5 @@
-// The key of code for this host: the build, LLVM's version, the processor, the launch ABI. Takes microseconds, and does
-// not load LLVM.
+// The key of code for this host: the build, LLVM's version, the processor, the launch ABI. Computing it takes
+// microseconds, and does not load LLVM.
 #pragma once
 
 #include <string>

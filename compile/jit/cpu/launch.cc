@@ -48,8 +48,8 @@ void run(const KernelCall& call) {
                });
 }
 
-// Runs a kernel that may have operands that are checks. The code only notes that it met a bad index; which index it
-// was follows from the indices.
+// Runs a kernel that may have operands that are checks. The code only records that some index is out of range. Then the
+// indices are searched, so that the error names the index.
 void run_checked(const KernelCall& call) {
   if (call.checks.empty()) [[likely]]
     return run(call);
@@ -96,7 +96,7 @@ void run(std::span<const CombineCall::Sum> sums, int64_t chunks, int64_t cols) {
   }
 }
 
-// Runs a kernel on pieces of items.
+// Runs a table's kernel on all items, piece by piece.
 class TableRunner {
  public:
   explicit TableRunner(const TableCall& call)

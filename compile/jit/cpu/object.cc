@@ -37,13 +37,13 @@ struct Placed {
   std::string_view bytes;
 };
 
-// A kind of relocation: says what is written at a place, from a symbol's address plus an addend. Names and formulas are
-// those of "System V ABI, AMD64", 4.4.1, and "ELF for the Arm 64-bit Architecture", 5.7.
+// A kind of relocation: how the value that is written at a place follows from a symbol's address plus an addend. Names
+// and formulas are those of "System V ABI, AMD64", 4.4.1, and "ELF for the Arm 64-bit Architecture", 5.7.
 struct Relocation {
   enum Value {
     kAddress,
     kDistance,      // from the place
-    kPageDistance,  // from the place's page to the address's; such pages have 4 KiB on every system
+    kPageDistance,  // from the place's page to the address's page; a page here has 4 KiB on every system
     kInPage,        // the address within its page
   };
   enum Field {

@@ -6,7 +6,8 @@
 
 namespace rondo::compile::cpu {
 
-// One block of memory, written and freed in stream order. Work that is enqueued while this lives may read it.
+// One block of memory, written and freed in stream order. Work that is enqueued while this object exists may read the
+// memory.
 class RowsOnDevice {
  public:
   // `rows` is host memory.

@@ -39,7 +39,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// `entered`: what a function of the plug-in returned.
+// Throws if LLVM had no memory. `entered`: what a function of the plug-in returned.
 void check_memory(bool entered) {
   static std::atomic<bool> told = false;
   if (entered) return;
@@ -47,8 +47,9 @@ void check_memory(bool entered) {
   throw NoCodeGenerator("compile: LLVM ran out of memory earlier, so this process does not enter it again");
 }
 
-// One lives while a kernel is compiled. When the process's memory grows (memory.h, on_growth) and nothing was compiled
-// for a while, the plug-in gives back its memory (rest()). So the peak of a training process does not include LLVM.
+// An object of this class exists while a kernel is compiled. When the process's memory grows (memory.h, on_growth) and
+// nothing was compiled for a while, the plug-in gives back its memory (rest()). So the peak of a training process does
+// not include LLVM.
 class Compiling {
  public:
   // Call while `plugin` compiles nothing.
@@ -140,7 +141,7 @@ Loaded load_checked(const std::string& path) {
     dlclose(library);
     return refuse("it belongs to another build of Rondo");
   }
-  // Never closed: the dynamic linker knows the library by this descriptor's name, which no other file must get.
+  // Never closed: the dynamic linker knows the library by the name of this descriptor, which no other file may get.
   static const io::TrustedFile kept = *std::move(file);
   Compiling::watch(*open());
   return {open(), ""};

@@ -1,6 +1,6 @@
 // The code generator. LLVM is in a plug-in, which the first call of most of these functions loads. So a process that
-// finds all its kernels in a cache never maps LLVM. Thread safe. All that load it throw Error if the plug-in is missing
-// or belongs to another build, and InternalError if LLVM rejects a kernel.
+// finds all its kernels in a cache never maps LLVM. Thread safe. The functions that load the plug-in throw Error if it
+// is missing or belongs to another build, and InternalError if LLVM rejects a kernel.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace rondo::compile {
 
 // Object code for kernel_cpu() (host_key.h); position independent. REQUIRES: the kernel is verified.
 std::string compile_object(const LoopKernel& kernel, const JitOptions& options);
-// The same for any processor. The listings that `options` requests are in the result, not in the log.
+// As compile_object(), for any processor. The listings that `options` requests are in the result, not in the log.
 JitResult compile_for_cpu(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options);
 
 // As place_object(), but by LLVM's linker: for processors and objects that our own loader does not know.

@@ -132,10 +132,11 @@ Processor this_host() {
   return host;
 }
 
-// Code for a named x86 or ARM processor uses the features that this build's kernels use, besides those of every x86-64
-// or aarch64. So the check at the first tensor holds for both (runtime/base/cpu_features.h). The name only decides how
-// instructions are ordered, because LLVM would give it more features than that check knows. On other architectures the
-// kernels' features are unknown, so the name decides them; an unknown name stands for those that every processor has.
+// The processor for a RONDO_CPU other than "native". On x86 and ARM, code for it may use the features of every x86-64
+// or aarch64, and those that the kernels of this build use. So one check at the first tensor covers both kinds of code
+// (runtime/base/cpu_features.h). The name only decides how instructions are ordered: LLVM would enable features for it
+// that the check does not know. On other architectures the features of this build's kernels are unknown, so the name
+// decides which features code uses; if LLVM does not know the name, they are those of every processor.
 Processor named(const CodeCpu& wanted) {
   const Architecture& here = architecture();
   const std::unique_ptr<const llvm::MCSubtargetInfo> known(here.target->createMCSubtargetInfo(here.name, "", ""));
@@ -180,7 +181,8 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Processor& processor) {
                                                  llvm::Reloc::PIC_, llvm::CodeModel::Small, kLevel, /*JIT=*/true));
 }
 
-// A target machine may serve one thread at a time; making one costs about as much as compiling a small kernel.
+// Leases a target machine for one compilation. A machine may serve one thread at a time, and making one costs about as
+// much as compiling a small kernel, so machines are kept.
 class MachineLease {
  public:
   explicit MachineLease(Session& session) : session_(session) {
@@ -214,7 +216,7 @@ void set_attributes(llvm::Function& function, const Processor& processor) {
   function.addFnAttr("prefer-vector-width", processor.prefers_512 ? "512" : "256");
 }
 
-// Generates code without IR passes: after emit_llvm.cc they gain nothing (EarlyCSE and LICM made nothing faster).
+// Generates code without IR passes: they do not make the code of emit_llvm.cc faster (measured: EarlyCSE and LICM).
 std::string emit_code(llvm::Module& module, llvm::TargetMachine& machine, llvm::CodeGenFileType type,
                       llvm::SmallVectorImpl<char>& out) {
   llvm::raw_svector_ostream stream(out);

@@ -1,5 +1,5 @@
-// KernelCode: the code of one kernel on CUDA devices, to which a KernelHandle of these targets points. Code is loaded
-// on a device at the first launch there.
+// KernelCode: the code of one kernel on CUDA devices. A KernelHandle of a CUDA target points to a KernelCode. The code
+// is loaded on a device at the first launch on that device.
 //
 // The sizes of a run decide which schedule a kernel has (codegen/cuda/schedule.h). Code whose sizes vary was made for
 // one schedule. If a run has another schedule, code for it is made once and kept, here and in the caches.
@@ -21,12 +21,13 @@ namespace rondo::compile::cuda {
 
 class KernelCode final : public MachineCode {
  public:
-  // `capability` of the target's architecture: 80 is sm_80.
+  // `capability`: the compute capability of the target's architecture; 80 is sm_80.
   KernelCode(CudaObject object, const Target& target, int capability);
   static const KernelCode& of(KernelHandle handle) { return *static_cast<const KernelCode*>(handle); }
 
   const CudaObject& object() const { return object_; }
-  // The function on a device, and the one that combines partial sums. REQUIRES for combine(): the kernel leaves some.
+  // The kernel's function on a device, and the function that combines partial sums. REQUIRES for combine(): the kernel
+  // leaves partial sums.
   const rondo::cuda::Kernel& function(int device) const { return module_.kernel(device, 0); }
   const rondo::cuda::Kernel& combine(int device) const { return module_.kernel(device, 1); }
 
@@ -39,7 +40,7 @@ class KernelCode final : public MachineCode {
   // `kernel`: scheduled, at the sizes of the run. `extents`: these sizes. Throws Error if code for another schedule is
   // needed and there is no compiler.
   Run at(const LoopKernel& kernel, const int64_t* extents) const;
-  // Code for a schedule of the kernel.
+  // The kernel's code for this schedule, compiled if no cache has it.
   const KernelCode& for_schedule(const LoopKernel& kernel, const Schedule& schedule) const;
 
  private:

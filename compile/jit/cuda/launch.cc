@@ -81,7 +81,8 @@ void launch_combine(Device device, std::span<const CombineCall> calls, const Lau
 
 namespace {
 
-// The arguments of a table's kernel, and the memory that it reads, which is freed in stream order behind the launch.
+// The arguments of a table's kernel, and the memory that the kernel reads. The memory is freed in stream order, after
+// the launch.
 struct ReadyTable {
   Device device;
   Storage memory;
@@ -119,7 +120,8 @@ ReadyTable make_ready(Device device, const TableCall& call) {
     rows[i] = {0, item.rows, item.width, item.numel, item.scalars, operands};
     largest = std::max(largest, item.numel);
   }
-  // The kernel's own sizes decide the order of sums for items of all sizes. Only indices may need more bits.
+  // Items of all sizes use the schedule of the kernel's own sizes, because it decides the order of sums. Only the
+  // indices of a large item need more bits.
   Schedule schedule = code.object().schedule;
   if (largest > int64_t{1} << 30) schedule.wide = true;
   const KernelCode& made = code.for_schedule(kernel, schedule);
@@ -138,7 +140,7 @@ void launch_table(Device device, const TableCall& call, const LaunchFunctions::O
 }
 
 absl::AnyInvocable<void()> ready_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner) {
-  // Keeps `owner`, because it keeps the code alive to which the function belongs.
+  // Captures `owner`, which keeps the code of the launched function loaded.
   return [ready = make_ready(device, call), owner]() mutable { ready.enqueue(); };
 }
 

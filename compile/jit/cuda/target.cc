@@ -90,7 +90,7 @@ template <int kCapability> struct Architecture {
           .build = rondo::cuda::kDnnMaker,
           .contents = [] { return rondo::cuda::stored_plans(kCapability); },
           .take = [](const io::KernelFile& file) { return rondo::cuda::add_plans(kCapability, file); },
-          .add_to = [](CacheReport&) {},  // dnn_report() has its own
+          .add_to = [](CacheReport&) {},  // dnn_report() counts the plans
       },
   };
 };
@@ -109,8 +109,8 @@ template <int kCapability> constexpr Target make_target() {
       .compile = &Its::compile,
       .place = &Its::place,
       .check = &check,
-      // A launch has room for 4 KiB of parameters. A grid covers all elements. Threads read 16 bytes at a time, and the
-      // threads of a warp share cache lines of 128 bytes.
+      // most_operands: a launch has room for 4 KiB of parameters. alignment: threads read 16 bytes at a time, and the
+      // threads of a warp share cache lines of 128 bytes. grain: a grid always covers all elements.
       .capabilities = {.most_operands = 48,
                        .alignment = 256,
                        .grain = 0,
