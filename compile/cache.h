@@ -1,4 +1,4 @@
-// Compiled code is kept beyond the process.
+// Keeps compiled code beyond the end of the process: in the disk cache, and in artifacts.
 //
 // Every kernel is kept on disk, so that the next process compiles nothing and never loads LLVM. The folder is
 // RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo. RONDO_CACHE=off keeps nothing; RONDO_CACHE_MB is

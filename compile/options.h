@@ -70,7 +70,7 @@ enum class Mode : uint8_t {
   kMaxAutotune,  // each launch is timed in several ways, and the fastest is kept, also on disk: thread split and tiles
                  // of kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
 };
-// "default", "reduce-overhead", "max-autotune": for options of programs.
+// Returns "default", "reduce-overhead" or "max-autotune": the mode's name in options of programs.
 std::string_view name_of(Mode mode);
 inline constexpr Mode kModes[] = {Mode::kDefault, Mode::kReduceOverhead, Mode::kMaxAutotune};
 

@@ -40,8 +40,8 @@ struct RegionReport {
   // read; reading others throws Error with the reason. Errors that a device throws later, after the call, do not count.
   int64_t failed_runs = 0;
   std::string last_failure;
-  // Recordings and backwards that run eagerly because a stage of the compiler failed, (a bug of Rondo), or because
-  // there is no compiler for their device.
+  // Recordings and backwards that run eagerly because a stage of the compiler failed (a bug of Rondo), or because there
+  // is no compiler for their device.
   int failed_compilations = 0;
   std::string last_failed_compilation;
   // Recordings whose floats differ from the previous recording that ran the same entry: nothing is planned

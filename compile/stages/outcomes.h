@@ -19,14 +19,14 @@ enum class Outcome : uint8_t {
   kEager,     // a recording, a backward or an optimizer's step ran op by op: a failed stage, the stance, the limit
   kBypassed,  // a compiled module was called and recorded nothing: Stance::kForceEager, EagerScope, DetectAnomaly
   kReplayed,  // a backward ran op by op because eager execution defines it: gradients with a history, hooks inside the
-              // region, DetectAnomaly, overwritten memory, what a failed run had computed
+              // region, DetectAnomaly, overwritten memory, or a forward that had failed
 };
 inline constexpr int kOutcomes = 6;
 using OutcomeCounts = std::array<int64_t, kOutcomes>;  // by outcome
 
 std::string_view name_of(Outcome outcome);
 void count(Outcome outcome);
-// The same, with the reason. It takes a lock.
+// As count(outcome), and keeps the reason for last_reason(). Takes a lock.
 void count(Outcome outcome, std::string_view why);
 // The counts since the process began.
 OutcomeCounts outcome_counts();
