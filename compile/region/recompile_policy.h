@@ -24,8 +24,8 @@ class RecompilePolicy {
   // Returns ask().eagerly. Reports `why` to the user, unless an earlier eager run was explained.
   bool must_run_eagerly(const std::string& why) const;
 
-  // Returns compile(). With Stance::kFailOnRecompile and `is_recompile` no code is generated: throws Error if some is
-  // needed.
+  // Returns compile(). With Stance::kFailOnRecompile and `is_recompile`, no code may be generated: throws Error if
+  // compile() needs to.
   template <class Compile> auto guarded(const std::string& why, bool is_recompile, Compile compile) const {
     if (!is_recompile || stance() != Stance::kFailOnRecompile) return compile();
     const ForbidCodeGeneration forbid;

@@ -79,7 +79,9 @@ void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs,
 
 void RegionTrace::flush_gradient(const TensorImpl& tensor, std::source_location where) {
   if (has_writes()) return graph_break("a gradient is watched", where);
-  // Runs the recording up to this tensor. The ops that have read it already become a separate piece, behind the hook.
+  // Runs the recording up to the op that makes this tensor. The ops recorded since, among them those that read the
+  // tensor, become the next piece. So in backward the hook runs between the two pieces, on the sum of the readers'
+  // gradients.
   region_.break_graph("a gradient is watched" + describe_location(where));
   broken_ = true;
   stop_following();

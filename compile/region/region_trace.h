@@ -59,7 +59,7 @@ class RegionTrace final : public FollowingTrace {
   template <class Run> std::shared_ptr<const Binding> run_now(const Run& run);
 
   // ---- Note [Loops over time] (capture/loop_steps.h)
-  // The calls of the recording, as lines of a program.
+  // Returns the calls of the recording, as lines of a program.
   std::vector<LoopSteps::Line> lines() const;
   // Call before recording a call in a loop. Runs the piece that is now complete, if any. True: the call itself was made
   // at once and is not to be recorded.
