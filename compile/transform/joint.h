@@ -55,9 +55,10 @@ struct Arriving {
   std::vector<bool> in_parts = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };
-// The inputs whose gradients may come in parts: in backward, lookups of their rows come after all other uses.
+// The inputs whose gradients may come in parts: inputs whose rows are looked up, if in backward these lookups come
+// after all other uses of the input.
 std::vector<int32_t> inputs_in_parts(const Graph& forward);
-// `device`: on which the backward runs, and on which rules make constants.
+// Derives the backward of `forward`. `device`: where the backward runs, and where rules make constants.
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {}, Device device = kCPU);
 
 }  // namespace rondo::compile

@@ -11,7 +11,7 @@
 namespace rondo::compile {
 namespace {
 
-// For larger ones, the bytes matter, and concatenating would copy them.
+// Larger collectives stay separate: their bytes matter more than the latency, and concatenating would copy the bytes.
 constexpr int64_t kMostElements = 1 << 16;
 
 using Group = std::vector<size_t>;  // nodes, in graph order

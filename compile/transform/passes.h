@@ -15,8 +15,8 @@ namespace rondo::compile {
 
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
 std::optional<Graph> decompose(const Graph& graph);
-// For sums by index of rows that a kernel makes: sorts the rows by index, makes them in that order, and adds up each
-// row as it is made.
+// Changes sums by index, if a kernel makes the rows that are added up: sorts the rows by index, makes them in that
+// order, and adds up each row as it is made.
 std::optional<Graph> sort_scattered_rows(const Graph& graph);
 // Replaces equal calls with equal operands by one node.
 std::optional<Graph> eliminate_common_subexpressions(const Graph& graph);
@@ -45,11 +45,11 @@ using EpilogueChains = std::vector<std::vector<int32_t>>;
 // BackendEntry::absorbs of an op on a target.
 using AbsorbsOf = AbsorbsFn (*)(const OpDef& op);
 EpilogueChains find_epilogues(const Graph& graph, bool exact, AbsorbsOf absorbs);
-// A line "epilogues PRODUCT NODE ..." for each product that has some.
+// Returns a line "epilogues PRODUCT NODE ..." for each product that has epilogues.
 std::string to_string(const EpilogueChains& chains);
 
-// Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing. Nor do copies of
-// parameters.
+// Nodes that run as one kernel, or one library call. Views belong to no unit, because they cost nothing. Copies of
+// parameters belong to no unit either.
 struct Unit {
   std::vector<int32_t> nodes;  // in graph order
   bool fused = false;          // a loop kernel; else a single library call and its epilogues
@@ -67,7 +67,7 @@ std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& uni
 // Adds an elementwise node to all units that read its result, if that costs no more than reading the result: repeat.cc.
 // A node may be in several units from then on.
 void repeat_cheap_nodes(const Graph& graph, const Capabilities& limits, std::vector<Unit>& units);
-// The text of each unit, with the lines of its nodes.
+// Returns the text of each unit, with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 
 // True if the node's result is a parameter's 16-bit copy (runtime/ops/lowered.h), which is made once in a step, not in
@@ -76,7 +76,7 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 
 // Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.
 ValueId same_elements(const Graph& graph, ValueId id);
-// The same, also through views that repeat each element of a dense value along some dimensions.
+// As same_elements(), but also follows views that repeat each element of a dense value along some dimensions.
 ValueId shown_elements(const Graph& graph, ValueId id);
 
 }  // namespace rondo::compile

@@ -34,7 +34,7 @@ std::optional<Graph> widen(const Graph& graph, const PassOptions& options) {
   return options.gathers_sums ? widen_reductions(graph) : std::nullopt;
 }
 
-// This table is the contents of the pipeline.
+// The passes of the pipeline, in order.
 constexpr Pass kPipeline[] = {
     // Ops without a lowering become their parts.
     {CompilerStage::kDecompose, When::kAlways, &plain<decompose>},
@@ -54,13 +54,13 @@ constexpr Pass kPipeline[] = {
     {CompilerStage::kProducts, When::kDefaultMode, &plain<merge_products>},
     // Ops that read a value made of parts read the parts instead.
     {CompilerStage::kSplitAtParts, When::kAlways, &split},
-    // The same for values that the two stages before have laid side by side.
+    // Once more, for values that merge_products or the split has laid side by side.
     {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>,
      bit_of(CompilerStage::kProducts) | bit_of(CompilerStage::kSplitAtParts)},
     // Sums of 16-bit numbers are not rounded before they are widened.
     {CompilerStage::kWiden, When::kDefaultMode, &widen},
 };
-// The stages have the order in which they first come here.
+// CompilerStage lists the stages in the order of their first rows in this table.
 static_assert([] {
   int next = static_cast<int>(CompilerStage::kDecompose);
   for (const Pass& pass : kPipeline) next += static_cast<int>(pass.stage) == next ? 1 : 0;

@@ -79,7 +79,7 @@ class RowSorter {
   }
 
  private:
-  // The value whose elements `id` shows, if the shape is the same; otherwise `id`.
+  // Returns the value whose elements `id` shows, if the shape is the same; otherwise `id`.
   ValueId whole(ValueId id) const {
     const ValueId same = same_elements(graph_, id);
     return graph_.value(same).sizes == graph_.value(id).sizes ? same : id;
@@ -150,14 +150,14 @@ class RowSorter {
   }
   bool contains(int32_t n) const { return std::binary_search(made_.begin(), made_.end(), n); }
 
-  // The tensor without the dimensions that repeat one element per row.
+  // Returns the tensor without the dimensions that repeat one element per row.
   static Tensor one_for_each_row(Tensor t) {
     for (int d = 1; d < t.rank(); ++d)
       if (t.sizes()[d] > 1 && t.strides()[d] == 0) t = t.slice(d, {0, 1});
     return t;
   }
 
-  // Operand `i` of a node of made_. If the node reads it row by row, its rows are in sorted order.
+  // Returns operand `i` of a node of made_. If the node reads the operand row by row, its rows are in sorted order.
   Tensor operand(const GraphNode& node, size_t i, const Symbols& symbols, const Symbols& ordered,
                  const Tensor& order) const {
     const ValueId id = node.inputs[i];
