@@ -45,9 +45,9 @@ struct AdapterPart {
 struct LoraDelta : AdapterPart {
   explicit LoraDelta(AdapterInfoPtr info) : info(std::move(info)) {}
   const AdapterInfoPtr info;
-  // What the adapter adds to the result of the target for x.
+  // Returns what the adapter adds to the result of the target for x.
   virtual Tensor delta(const Tensor& x) = 0;
-  // The same as an update of the target's weight, with the weight's shape.
+  // Returns what the adapter adds to the target's weight, with the weight's shape.
   virtual Tensor weight_delta() = 0;
   // Views of the parameters, with the names and in the layout of PEFT's file.
   virtual std::vector<NamedTensor> in_file() = 0;
@@ -83,7 +83,7 @@ struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
   ModuleBase& as_module() override { return *this; }
 
  private:
-  // One tensor for each part, joined along `dim` with zeros between them.
+  // Joins the tensors of the parts along `dim`, with zeros between them.
   Tensor joined(const std::vector<Tensor>& of_parts, int64_t dim) const;
 };
 
@@ -145,10 +145,10 @@ std::map<std::string, AdapterInfoPtr> infos_of(const AdapterParts& parts);
 
 // A target's own weight.
 Tensor& weight_of(ModuleBase& target);
-// The paths of targets whose weight is used elsewhere in the model, too: merging would change the other use.
+// Returns the paths of targets whose weight is used elsewhere in the model, too: merging would change the other use.
 std::vector<std::string> unmergeable(const ModuleBase& model, const std::vector<ModuleBase*>& targets);
 
-// The modules of the base, in the order of the tree.
+// Returns the modules of the base, in the order of the tree.
 std::vector<NamedModule> base_modules(ModuleBase& model);
 
 // These two throw Error.

@@ -102,7 +102,7 @@ bool can_be_target(ModuleBase& module) {
   return dynamic_cast<Linear*>(&module) != nullptr || dynamic_cast<Embedding*>(&module) != nullptr;
 }
 
-// The last parts of the paths, each once.
+// Returns the last parts of the modules' paths, each once.
 std::string names_in(const std::vector<NamedModule>& modules, bool targets_only) {
   std::vector<std::string> names;
   for (const NamedModule& m : modules) {
@@ -117,9 +117,10 @@ std::string names_in(const std::vector<NamedModule>& modules, bool targets_only)
 
 bool ends_in(const std::string& path, const std::string& name) { return path == name || path.ends_with("." + name); }
 
-// The number of the layer that a module is in: the number after the first list of this name, or of any name if `list`
-// is "". (Lists inside a layer, such as experts, have numbers, too.) With "", a list at the very beginning of the path
-// counts only if there is no other: in the whole models that PEFT sees, the list of layers is inside another module.
+// Returns the number of the layer that a module is in: the number after the first list of this name, or of any name if
+// `list` is "". (Lists inside a layer, such as experts, have numbers, too.) With "", a list at the very beginning of
+// the path counts only if there is no other: in the whole models that PEFT sees, the list of layers is inside another
+// module.
 std::optional<int64_t> layer_behind(const std::string& path, const std::string& list) {
   std::optional<int64_t> of_first;
   const size_t first = path.find('.');
@@ -137,7 +138,7 @@ std::optional<int64_t> layer_behind(const std::string& path, const std::string& 
   return of_first;
 }
 
-// As PEFT decides (tuners_utils.py, check_target_module_exists).
+// Decides as PEFT does (tuners_utils.py, check_target_module_exists).
 bool is_in_layers(const std::string& path, const LoraOptions& options) {
   if (options.layers_to_transform.empty()) return true;
   std::optional<int64_t> layer;

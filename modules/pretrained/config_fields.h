@@ -117,7 +117,7 @@ class ConfigFields {
   std::optional<int64_t> integer(std::string_view name, int64_t least, int64_t most);
 
   std::string path_, prefix_, model_type_;  // the model's, "" if it has none
-  size_t inside_ = 0;                       // the part of prefix_ that leads to the model
+  size_t inside_ = 0;                       // prefix_ without its first inside_ characters is the path within the model
   std::vector<ConfigField> fields_;
   std::set<std::string, std::less<>> understood_;
   std::shared_ptr<ConfigProblems> problems_;
@@ -128,7 +128,7 @@ std::string json_object(const std::vector<ConfigField>& fields, std::string_view
 // Writes the fields as one JSON object, whole or not at all. Throws FileError.
 void write_fields(const std::string& path, const std::vector<ConfigField>& fields);
 
-// JSON texts, for writing.
+// Return the JSON text of a value, for writing.
 std::string json_text(std::string_view text);
 std::string json_text(double value);
 std::string json_text(int64_t value);

@@ -52,8 +52,8 @@ constexpr Row kRows[] = {
     {"reorder_and_upcast_attn", kAny, "gpt2"},
     // How projections were cut for tensor parallel training: another order of the same sums.
     {"pretraining_tp", kAny, kLlamas},
-    {"max_window_layers", kAny, "llama"},                 // without a window
-    {"original_max_position_embeddings", kAny, kLlamas},  // without rope_scaling
+    {"max_window_layers", kAny, "llama"},                 // has no effect without a window
+    {"original_max_position_embeddings", kAny, kLlamas},  // has no effect without rope_scaling
     {"layer_norm_eps", kAny, "segformer"},                // every LayerNorm there has 1e-5
     {"downsampling_rates image_size", kAny, "segformer"},
     {"sinusoidal_pos_embds", kAny, "distilbert"},  // says how position embeddings start: the file holds them
@@ -73,8 +73,8 @@ constexpr Row kRows[] = {
     {"problem_type", kAny, "segformer"},
     {"_num_labels label2id", kAny},  // id2label counts
 
-    // ---- What other programs do with the logits. These two functions keep the logit of one label, or take its
-    // probability, as Sentence Transformers does without the field, too.
+    // ---- What other programs do with the logits. The functions Identity and Sigmoid keep the logit of a single label,
+    // or turn it into a probability. Sentence Transformers does this without the field, too.
     {"sentence_transformers", kItsFields, kEncoders},
     {"sentence_transformers.version", kAny, kEncoders},
     {"sbert_ce_default_activation_function sentence_transformers.activation_fn",
