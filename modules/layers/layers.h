@@ -44,9 +44,9 @@ class SkipInit {
   static inline thread_local int without_memory_ = 0;
 };
 
-// For constructors of layers: a parameter of this value. Under SkipInit::Memory::kNone it has no memory.
+// For constructors of layers: makes a parameter of this value. Under SkipInit::Memory::kNone it has no memory.
 Tensor constant_parameter(const Dims& sizes, double value);
-// The same, uniform in [-bound, bound). Under SkipInit its values are unspecified.
+// Makes a parameter with values uniform in [-bound, bound). Under SkipInit its values are unspecified.
 Tensor uniform_parameter(const Dims& sizes, double bound);
 
 struct LinearOptions {

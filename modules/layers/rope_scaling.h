@@ -19,13 +19,13 @@ namespace rondo::nn {
 struct RopeScaling {
   enum class Kind {
     kNone,
-    // Every rate / factor (Chen et al., "Extending context window of large language models via positional
+    // Divides every rate by factor (Chen et al., "Extending context window of large language models via positional
     // interpolation", 2023).
     kLinear,
-    // Low rates / factor, high ones as they are, a ramp between (Llama 3.1's model code).
+    // Divides low rates by factor and keeps high rates, with a ramp between them (Llama 3.1's model code).
     kLlama3,
-    // The same with a ramp over the pairs' numbers, and queries and keys times an attention factor (Peng et al., "YaRN:
-    // efficient context window extension of large language models", 2023).
+    // As kLlama3, but the ramp runs over the numbers of the pairs, and queries and keys are multiplied by an attention
+    // factor (Peng et al., "YaRN: efficient context window extension of large language models", 2023).
     kYarn,
     // A larger base for sequences longer than the model's positions ("dynamic NTK", same paper, appendix B). The rates
     // depend on the length of the call's sequence, and with a KVCache on the length of each row so far. Cached keys
@@ -48,8 +48,8 @@ struct RopeScaling {
   bool truncate = true;
   std::optional<double> attention_factor = std::nullopt;  // kYarn: nullopt: 0.1 ln(factor) + 1, or 1 for factor <= 1
 
-  // The longest sequence of a model with `positions` (max_position_embeddings): kLinear and kDynamic reach
-  // positions * factor, kYarn original_positions * factor if that is more.
+  // Returns the length of the longest sequence of a model with `positions` (max_position_embeddings): kLinear and
+  // kDynamic reach positions * factor, kYarn original_positions * factor if that is more.
   int64_t max_length(int64_t positions) const;
 };
 

@@ -83,7 +83,7 @@ struct DDRNet : Module<DDRNet> {
   Tensor forward(const Tensor& images);
   // The loss of the head, plus extra_weight times that of the extra head, of targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);
-  // The same as a call of the model, which runs compiled.
+  // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
