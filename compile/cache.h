@@ -32,7 +32,7 @@ class ArtifactError : public FileError {
   enum class Cause : uint8_t {
     kDamaged,       // the bytes were changed or cut short, or are not an artifact
     kOtherVersion,  // made by another build of Rondo, or with another version of the compiler: make it again
-    kOtherMachine,  // it has no code for the devices that are here, but for another processor or architecture
+    kOtherMachine,  // its code is for another processor or architecture than those of the devices that are here
   };
   ArtifactError(std::string path, Cause cause, std::string_view reason)
       : FileError(std::move(path), reason), cause_(cause) {}

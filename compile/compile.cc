@@ -32,7 +32,8 @@
 namespace rondo::compile {
 namespace {
 
-// Why calls run op by op now; null: they are compiled. Under DetectAnomaly each op is checked separately.
+// Returns why calls run op by op now; null: they run compiled. Under DetectAnomaly they do not, because it checks each
+// op separately.
 const char* why_bypassed() {
   if (stance() == Stance::kForceEager) return "Stance::kForceEager";
   if (nn::EagerScope::active()) return "EagerScope";

@@ -138,11 +138,11 @@ class ModuleBase {
   // Takes away a child that was attached. Throws Error if there is none of this name.
   std::unique_ptr<ModuleBase> detach(std::string_view name);
   // Puts `module` in the place of the child `name`, with the child's name, mode and call_hook. If the child is a member
-  // of this module, the object stays, but is no longer in the tree. Its calls go to the new module, and so do those of
-  // its own members that the new module has, too. The old parameters are dropped. Code that reads them directly, as in
-  // `wte.weight`, finds the new module's tensors of the same names, or undefined ones. The new module may be of another
-  // class if the calls take tensors only, at most four, and return one tensor. Throws Error if there is no such child,
-  // or if `module` has a parent.
+  // of this module, the object stays, but is no longer in the tree. Its calls go to the new module, and calls of its
+  // own members go to the new module's members of the same names. The old parameters are dropped. Code that reads them
+  // directly, as in `wte.weight`, finds the new module's tensors of the same names, or undefined ones. The new module
+  // may be of another class if the calls take tensors only, at most four, and return one tensor. Throws Error if there
+  // is no such child, or if `module` has a parent.
   template <std::derived_from<ModuleBase> M> M& replace(std::string_view name, std::unique_ptr<M> module) {
     M& placed = require_module(module.get());
     replace_child(name, {std::move(module), &call_with_tensors<M>});

@@ -62,7 +62,7 @@ class SharedInputs {
           !autograd::is_only_holder(inputs[k]))
         read_.emplace_back(k, SavedTensor(inputs[k], false));
   }
-  // Throws StaleTensorError if an input that is still read behind the seam was overwritten.
+  // Throws StaleTensorError if an input that is still read after the seam was overwritten.
   void check(const Plan::Seam& seam, const char* node) const {
     for (const auto& [input, saved] : read_)
       if (plan_.last_launch[input] >= seam.launch) saved.get(node, {});
@@ -191,8 +191,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       return backward_eagerly(Outcome::kEager, "a backward", grads_out, grads_in, pass);
     if (!grads_in.empty() && bound.compiled->stale_for >= 0)
       throw_stale(entry_.recording().node(bound.compiled->stale_for));
-    // In a replay, the op that needs an overwritten tensor throws, with its own name and line. Freed tensors are needed
-    // only by ops that this backward does not go through.
+    // If a saved tensor was overwritten or freed, goes backward op by op. Then the op that needs an overwritten tensor
+    // throws, with its own name and line. Freed tensors are needed only by ops that this backward does not go through.
     if (!grads_in.empty() && std::any_of(bound.compiled->inputs.begin(), bound.compiled->inputs.end(), is_gone))
       return backward_eagerly(Outcome::kReplayed, "overwritten or freed memory", grads_out, grads_in, pass);
     autograd::apply_extras(*this, grads_out);

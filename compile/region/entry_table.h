@@ -54,7 +54,7 @@ class EntryTable {
   std::atomic<bool> varies_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
   mutable std::mutex mutex_;  // guards what follows
-  // Entries with equal keys serve different floats.
+  // Several entries with one key hold for different floats.
   HashMap<RecordingKey, std::vector<Slot>> slots_;
   int n_entries_ = 0;
   int64_t n_dropped_ = 0;

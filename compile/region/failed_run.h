@@ -42,7 +42,8 @@ class CollectivesOfRun {
 };
 
 // Note [Draws after an error]. When an op of a recording throws, the recording has already drawn from random streams
-// for all its ops. In eager execution the ops behind the error have drawn nothing, so their draws are taken back.
+// for all its ops. In eager execution the ops after the one that throws have drawn nothing, so their draws are taken
+// back.
 //
 // `failed`: the call of the recording that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed);

@@ -18,7 +18,7 @@ class RecompilePolicy {
   struct Verdict {
     bool eagerly = false;    // the new recording or backward runs eagerly, and was counted
     bool explained = false;  // an earlier eager run was explained, so this one need not be
-    std::string warning;     // the beginning of what to tell the user; the reason follows
+    std::string warning;     // the first part of a warning for the user; the caller appends the reason
   };
   Verdict ask() const;
   // Returns ask().eagerly. Reports `why` to the user, unless an earlier eager run was explained.

@@ -62,7 +62,7 @@ class [[gnu::visibility("hidden")]] Region {
   RegionReport report() const;
   // The reasons of its graph breaks: the first 32 that differ.
   std::vector<std::string> breaks() const { return ledger_->breaks(); }
-  // In the order of their last use, the most recent at the end.
+  // The entries in the order of their last use, the most recent at the end.
   std::vector<std::shared_ptr<const Entry>> entries() const { return table_.entries(); }
 
  private:

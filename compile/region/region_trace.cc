@@ -237,7 +237,8 @@ bool RegionTrace::runs_at_once_in_loop(const OpDef& op, std::span<const Tensor* 
   if (of_piece) return end_loop(), false;  // a view of what this piece makes
   call_now(op, inputs, attrs, outputs, where);
   if (region_.options().exact) return true;
-  // The strides of a part depend on the number of steps. With a dense copy one recording serves all numbers of steps.
+  // The strides of a part depend on the number of steps. A dense copy has the same strides for all numbers of steps, so
+  // one recording is enough for all of them.
   RecorderScope eager(nullptr);
   for (const Tensor& part : outputs)
     if (!is_contiguous(part.sizes(), part.strides())) dense_parts_[part.impl()] = {part, part.contiguous()};

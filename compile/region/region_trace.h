@@ -73,7 +73,7 @@ class RegionTrace final : public FollowingTrace {
   // Runs the recording, which holds `steps` steps of the loop; 0: the piece that starts before the loop. If that
   // throws, the loop is over, because its last steps can no longer be run.
   void run_steps(int steps);
-  // Runs the steps that are left in pieces of few lengths, so that few recordings serve all numbers of steps.
+  // Runs the steps that are left in pieces of few lengths, so that few recordings are enough for all numbers of steps.
   void run_steps_left();
   void end_loop();
   void forget_recording();

@@ -160,8 +160,9 @@ class Chooser {
   };
   // `costs`: by node, the cost of recomputing it, in bytes.
   Cut cut(const std::vector<int64_t>& costs) const {
-    // Every value is two nodes, an edge between them that costs its bytes: cutting it is keeping the value. An edge
-    // from the source to the node that makes it costs what the node costs: cutting it is recomputing the node.
+    // In the network, every value is two nodes and an edge between them. That edge costs the value's bytes, and cutting
+    // it means keeping the value. Every node of the graph has an edge from the source. That edge costs what recomputing
+    // the node costs, and cutting it means recomputing the node.
     const size_t n = graph_.values.size(), source = 2 * n, sink = 2 * n + 1;
     FlowNetwork network(2 * n + 2 + graph_.nodes.size());
     for (size_t v = 0; v < n; ++v) {

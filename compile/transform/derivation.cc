@@ -52,9 +52,9 @@ bool divide(DerivedGraphs& made, const Derivation& how) {
 
 // The stages of a derivation, in order.
 constexpr Row kDerivation[] = {
-    // The gradient rules of the ops, in reverse order.
+    // Runs the gradient rules of the ops, in reverse order.
     {CompilerStage::kDifferentiate, &wants_backward, &differentiate},
-    // Images lie channels last inside of both graphs.
+    // Chooses layouts: images may lie channels last inside of both graphs.
     {CompilerStage::kLayouts, &always, &choose_layouts},
     // Chooses the values that the forward keeps and those that the backward recomputes.
     {CompilerStage::kPartition, &keeps_values, &divide},
@@ -64,7 +64,7 @@ bool run_checked(const Row& row, DerivedGraphs& made, const Derivation& how) {
   const bool changed = row.run(made, how);
 #ifndef NDEBUG
   if (changed) {
-    if (row.stage != CompilerStage::kDifferentiate) verify(made.forward());  // until then it is the recording itself
+    if (row.stage != CompilerStage::kDifferentiate) verify(made.forward());  // kDifferentiate leaves it as recorded
     if (made.backward) verify(made.backward->graph);
   }
 #endif

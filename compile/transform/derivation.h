@@ -50,7 +50,7 @@ std::string to_string(const DerivedGraphs& made, Locations locations = Locations
 // Derives the graphs of `recorded`. `last`: the last stage that runs, for a reproducer.
 DerivedGraphs derive(const Graph& recorded, const Derivation& how, CompilerStage last = CompilerStage::kPartition);
 
-// True if one of its outputs requires a gradient.
+// True if an output of the recording requires a gradient.
 bool is_differentiable(const Graph& recorded);
 
 // The lists of Arriving, with the names that they have in a reproducer.

@@ -82,14 +82,14 @@ class Reachability {
     for (size_t to = 0; to < n_; ++to) for_each(row(before_, to), [&](size_t from) { set(row(after_, from), to); });
   }
 
-  // True if a path from one to the other goes through a third unit.
+  // True if a path from `from` to `to` goes through a third unit.
   bool passes_through(size_t from, size_t to) const {
     const uint64_t *a = row(after_, from), *b = row(before_, to);
     for (size_t w = 0; w < words_; ++w)
       if ((a[w] & b[w]) != 0) return true;
     return false;
   }
-  // The only unit on all paths from one to the other. kNone: there are several units, or none.
+  // Returns the third unit through which paths from `from` to `to` go. kNone: there are several such units, or none.
   static constexpr size_t kNone = SIZE_MAX;
   size_t only_between(size_t from, size_t to) const {
     size_t found = kNone;
@@ -251,7 +251,7 @@ class Fuser {
   void make_singletons() {
     // A product and its epilogues are one unit from the start, at the position of the last epilogue, where all
     // operands are available.
-    NodeMap<int32_t> ends(graph_, -1);  // of a product's last epilogue: the product
+    NodeMap<int32_t> ends(graph_, -1);  // by node: the product whose last epilogue the node is; -1: none
     NodeMap<bool> absorbed(graph_, false);
     int32_t latest_collective = kNone;
     for (size_t i = 0; i < epilogues_.size(); ++i) {

@@ -22,7 +22,7 @@ bool keeps_layout(const OpDef& op) {
   return op.channels_last != nullptr || op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction;
 }
 
-// A graph with chosen layouts. `needed`: the values in it that stand for the values that backwards read.
+// A graph with chosen layouts. `needed`: its values that replace the values of the recording that backwards read.
 struct LaidOut {
   Graph graph;
   std::vector<ValueId> needed;
@@ -60,7 +60,7 @@ class LayoutChooser {
         },
         [&](ValueId id, const Symbols& symbols) {
           symbols_ = &symbols;
-          // The caller's outputs come first.
+          // The caller's outputs come first, and keep their layout.
           return output++ < graph_.outputs.size() ? usual(id) : as_it_lies(id);
         });
     Graph& graph = made.graph;

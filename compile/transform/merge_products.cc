@@ -1,5 +1,5 @@
-// Many small products become one large one: a loop over time records many. Not exact: a product of another size may add
-// in another order.
+// Merges many small products into one large product; a loop over time records many small ones. Not exact: a product of
+// another size may add in another order.
 //
 //   rows   x_0 W, x_1 W, ...            (x_0; x_1; ...) W, split into rows: the inputs' share of all gates, the
 //                                       gradients of the inputs
@@ -281,7 +281,7 @@ std::optional<Graph> merge_products(const Graph& graph) {
   std::vector<Products> found = Finder(graph).find();
   if (found.empty()) return std::nullopt;
   Graph merged = Rewriter(graph, std::move(found)).run();
-  // Two products with the same gradients would concatenate them twice.
+  // Two groups of products with the same gradients as operands would concatenate these gradients twice.
   for (const auto pass : {&eliminate_common_subexpressions, &eliminate_dead_code})
     if (std::optional<Graph> simpler = pass(merged)) merged = *std::move(simpler);
   return merged;

@@ -48,7 +48,8 @@ class Partition {
   // Bytes kept besides inputs and the caller's outputs; views of one memory count once.
   int64_t kept_bytes() const { return kept_bytes_; }
 
-  // True if the last backward that reads `input` may overwrite it, if nobody else holds it. False for parameters.
+  // True if the last backward that reads `input` may overwrite it, provided that nobody else holds it. False for
+  // parameters.
   bool may_donate(const BackwardInput& input) const;
 
   // Replaces the symbols of forward() by plain numbers (FloatTrace).

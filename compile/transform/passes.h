@@ -33,10 +33,11 @@ std::optional<Graph> merge_products(const Graph& graph);
 // Merges independent collectives that follow each other. Not exact: with other sizes, sums over the processes are made
 // in another order.
 std::optional<Graph> merge_collectives(const Graph& graph);
-// Splits computations. If an op reads a value that is made of parts side by side, it is computed for each part. If a
-// value is only read in slices, it is computed slice by slice. `exact`: sums over the parts are not split.
+// Splits computations. If an op reads a value that is made of parts side by side, the op is computed for each part. If
+// a value is only read in slices, the value is computed slice by slice. `exact`: sums over the parts are not split.
 std::optional<Graph> split_at_parts(const Graph& graph, bool exact);
-// If a node only copies values side by side, their producers write them there directly, without the copy.
+// Removes nodes that only copy values side by side: the producers of these values write into the node's result
+// directly.
 std::optional<Graph> assemble_in_place(const Graph& graph);
 
 // By node: the elementwise nodes that a product can apply to its own result, in order; no node is in two lists.
@@ -54,7 +55,7 @@ struct Unit {
   std::vector<int32_t> nodes;  // in graph order
   bool fused = false;          // a loop kernel; else a single library call and its epilogues
   // Fused: the iteration space. A value of the unit has one element per (row, col), per row, or (an ordered sum over
-  // the rows) per col. The space is (rows / inner, cols, inner) in the order of memory: Note [Spaces] of fuse.cc.
+  // the rows) per col. The space is (rows / inner, cols, inner) in the order of memory: Note [Spaces] in spaces.h.
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t inner = 1;

@@ -46,7 +46,7 @@ constexpr Pass kPipeline[] = {
     {CompilerStage::kDce, When::kAlways, &plain<eliminate_dead_code>},
     // Calls that continue each other become one.
     {CompilerStage::kJoin, When::kAlways, &plain<join_chains>},
-    // Values that a node only copies side by side are written there directly.
+    // If a node only copies values side by side, their producers write into its result directly.
     {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>},
     // Independent collectives travel together.
     {CompilerStage::kCollectives, When::kDefaultMode, &plain<merge_collectives>},
@@ -110,8 +110,8 @@ Graph run_pipeline(Graph graph, const PassOptions& options) {
 }
 
 std::vector<bool> inputs_needed(const Graph& graph) {
-  // Decomposed calls may read less than the calls did, and dead code is removed. After the other passes the graph reads
-  // the same inputs, in other ways.
+  // Only these passes may leave inputs unread: the parts of a decomposed call may read less than the call did, and dead
+  // code is removed. After the other passes the graph reads the same inputs, in other ways.
   constexpr uint64_t kLeaveUnread = bit_of(CompilerStage::kDecompose) | bit_of(CompilerStage::kDce);
   Graph left = graph;
   for (const Pass& pass : kPipeline)

@@ -31,8 +31,8 @@ std::vector<bool> inputs_needed(const Graph& graph);
 // Returns the stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. A stage
 // may occur twice.
 std::vector<CompilerStage> passes_of(const PassOptions& options);
-// Runs the pass with this stage's name. Verifies the graph before and after; "verify" does nothing else. Throws Error
-// if there is no such pass.
+// Runs the pass with this stage's name. Verifies the graph before and after the pass; the name "verify" only does that.
+// Throws Error if there is no such pass.
 Graph run_pass(std::string_view name, const Graph& graph, const PassOptions& options = {});
 
 }  // namespace rondo::compile

@@ -1,7 +1,7 @@
-// Sums by index of rows that kernels make (message passing in graphs: gather, combine, add up). As recorded, a kernel
-// writes all rows, and a library call reads them again in the order of the index. With this pass, the indices are
-// sorted first, and a kernel makes the rows in that order, each from the same operands, adds up consecutive ones and
-// writes each sum once.
+// Changes sums by index of rows that kernels make (message passing in graphs: gather, combine, add up). As recorded, a
+// kernel writes all rows, and a library call reads them again in the order of the index. With this pass, the indices
+// are sorted first. Then a kernel makes the rows in sorted order, each from the same operands as before, adds up
+// consecutive rows with one index, and writes each sum once.
 //
 // Note [Rows in another order]. An elementwise node makes row i of its result from row i of its operands, from elements
 //   that are the same for all rows, or (trait::Pick) from a table's row that an index names. So if the operands' rows

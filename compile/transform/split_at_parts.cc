@@ -172,7 +172,7 @@ class SplitFinder {
     }
     return common;
   }
-  // True if the value is itself a concatenation, or operands of its node are still split in the same windows.
+  // True if the value is itself a concatenation, or if the operands of its node are still split in the value's windows.
   bool follows_parts(ValueId id) const {
     return windows_[id].empty() || common_parts(graph_.node(graph_.value(id).producer)) == windows_[id];
   }
@@ -392,7 +392,8 @@ std::optional<Graph> split_at_parts(const Graph& graph, bool exact) {
   const SplitFinder found(graph, exact);
   if (found.finds_nothing()) return std::nullopt;
   Graph made = SplitRewriter(graph, found, exact).run();
-  // Operands were sliced once per reader, and concatenations that are only read in parts are dead.
+  // Removes what is left over: operands were sliced once per reader, and concatenations that are only read in parts are
+  // dead.
   for (const auto pass : {&eliminate_common_subexpressions, &eliminate_dead_code})
     if (std::optional<Graph> simpler = pass(made)) made = *std::move(simpler);
   return made;

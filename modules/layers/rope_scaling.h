@@ -29,9 +29,10 @@ struct RopeScaling {
     kYarn,
     // A larger base for sequences longer than the model's positions ("dynamic NTK", same paper, appendix B). The rates
     // depend on the length of the call's sequence, and with a KVCache on the length of each row so far. Cached keys
-    // keep the rates of their own call, as in transformers. One difference: in transformers the rates depend on the
-    // longest row of the batch, and after a call that was longer than the model's positions, later calls keep its rates
-    // unless they are longer still, or shorter than the model's positions. Here they depend on no other row or call.
+    // keep the rates of their own call, as in transformers. One difference: here the rates of a row depend on no other
+    // row and on no earlier call. In transformers they depend on the longest row of the batch, and after a call that
+    // was longer than the model's positions, later calls keep its rates unless they are longer still, or shorter than
+    // the model's positions.
     kDynamic,
   };
   Kind kind = Kind::kNone;

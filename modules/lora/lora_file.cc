@@ -25,7 +25,7 @@ constexpr const char* kConfig = "adapter_config.json";
 constexpr const char* kWeights = "adapter_model.safetensors";
 constexpr const char* kFirst = "base_model.model.";  // of every name: PEFT's two wrappers
 
-// The parameters of one adapter, which is in the tree or not yet.
+// The parameters of one adapter. The adapter may be in the tree, or not yet.
 struct AdapterTensors {
   std::vector<std::pair<ModuleBase*, LoraDelta*>> targets;
   std::vector<std::pair<ModuleBase*, TensorSet*>> saved;

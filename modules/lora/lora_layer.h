@@ -69,13 +69,13 @@ struct LoraLinear final : Module<LoraLinear>, LoraDelta {
   ModuleBase& as_module() override { return *this; }
 };
 
-// A LoraLinear for each of some parts of a target. For other rows of the result the delta is zero.
+// A LoraLinear for each of some parts of a target. For the other rows of the target's result, the delta is zero.
 struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
   LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts, AdapterInfoPtr info,
                   const std::vector<LoraSize>& sizes);
   const int64_t n_out;
   const std::vector<PublishedPart> parts;             // by row
-  std::vector<std::unique_ptr<LoraLinear>> matrices;  // of each part, named as its leaf
+  std::vector<std::unique_ptr<LoraLinear>> matrices;  // one for each part, named PublishedPart::leaf()
   Tensor forward(const Tensor& x);                    // (..., in) -> (..., out)
   Tensor delta(const Tensor& x) override { return (*this)(x); }
   Tensor weight_delta() override;
@@ -87,7 +87,7 @@ struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
   Tensor joined(const std::vector<Tensor>& of_parts, int64_t dim) const;
 };
 
-// delta(index) = B(A[index] * scaling); the base's padding row gets none.
+// delta(index) = B(A[index] * scaling). For the base's padding row, the delta is zero.
 struct LoraEmbedding final : Module<LoraEmbedding>, LoraDelta {
   LoraEmbedding(const Embedding& base, AdapterInfoPtr info, LoraSize size);
   const LoraSize size;

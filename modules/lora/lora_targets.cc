@@ -149,7 +149,7 @@ bool is_in_layers(const std::string& path, const LoraOptions& options) {
   return layer && std::find(layers.begin(), layers.end(), *layer) != layers.end();
 }
 
-// rank_pattern or alpha_pattern: values for paths, by the first name that fits.
+// Finds the values of rank_pattern or alpha_pattern for paths: the first name that fits a path counts.
 template <class T> class SizePatterns {
  public:
   SizePatterns(const char* function, const char* option, const std::vector<std::pair<std::string, T>>& values)
@@ -236,8 +236,9 @@ class Matcher {
     std::vector<PublishedPart> parts = {};
     bool any() const { return whole || !parts.empty(); }
   };
-  // Names in a file are Transformers'. If these differ from the tree's, the tree's names do not count: PEFT finds no
-  // "dense" in a DistilBERT, so it must not match the tree's "dense", which is ffn.lin1 there.
+  // Names in a file are Transformers' names. If a family's modules have other names in the tree, the tree's names do
+  // not count. For example, PEFT finds no "dense" in a DistilBERT. So "dense" in a file must not match the tree's
+  // "dense", which Transformers calls ffn.lin1.
   bool counts_tree_names() const { return !lenient_ || layout_.parts == nullptr; }
   // Chooses module i, or parts of it, if `fits` is true for its name in the tree or in Transformers. Returns false if
   // nothing is chosen.

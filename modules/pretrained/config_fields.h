@@ -88,8 +88,8 @@ class ConfigFields {
   std::optional<int64_t> entries(std::string_view name);
   // The fields of an object, with names like "rope_scaling.factor" in messages; null if it is absent.
   std::unique_ptr<ConfigFields> object(std::string_view name);
-  // The same for an object that is the config.json of another model. Which of its fields are harmless depends on its
-  // own model_type. An absent object is noted as missing.
+  // As object(), for an object that is the config.json of another model. Which of its fields are harmless depends on
+  // its own model_type. An absent object is noted as missing.
   std::unique_ptr<ConfigFields> model(std::string_view name);
 
   // If the field is not absent, null or this JSON text, it is noted as unsupported. For values that follow from other

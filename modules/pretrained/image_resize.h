@@ -9,10 +9,10 @@
 
 namespace rondo::nn {
 
-// Pixels u8 (H, W, C) -> (h, w, C), both contiguous and in host memory. Bilinear and bicubic filters read all pixels of
-// a larger picture (antialias in ops.h), with weights of 22 bits: columns first, then rows, each rounded to 8 bits.
-// Rows come first if the height shrinks by more than twice as many pixels as the width. This is the order of Pillow 13;
-// older versions always begin with columns.
+// Resizes pixels u8 (H, W, C) -> (h, w, C), both contiguous and in host memory. Bilinear and bicubic filters read all
+// pixels of a larger picture (antialias in ops.h), with weights of 22 bits: columns first, then rows, each rounded to 8
+// bits. Rows come first if the height shrinks by more than twice as many pixels as the width. This is the order of
+// Pillow 13; older versions always begin with columns.
 Tensor resize_bytes(const Tensor& pixels, int64_t height, int64_t width, ops::InterpolateMode mode);
 // Returns the most bytes that resize_bytes() takes at once, its result included.
 double resize_memory(int64_t from_height, int64_t from_width, int64_t height, int64_t width, int64_t channels);

@@ -64,7 +64,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       rope.invalid("high_freq_factor", "a number above low_freq_factor");
   }
   if (scaling.kind == Kind::kYarn) read_yarn(rope, scaling);
-  // The reference ignores fields of other kinds.
+  // transformers ignores the fields of other kinds.
   rope.harmless({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor",
                  "mscale", "mscale_all_dim", "original_max_position_embeddings", "truncate"});
   if (scaling.kind == Kind::kYarn && c.rope_base == 1) outer.invalid("rope_theta", "another number than 1, for yarn");

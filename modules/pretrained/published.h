@@ -35,7 +35,8 @@ struct PublishedTensor {
 struct Published {
   std::string model_type;    // "gpt2"; set before describe(): the family that the config.json names
   std::string architecture;  // the class in transformers: "GPT2LMHeadModel"
-  // The names of the model below the head begin with this: "transformer.". Files of the bare model lack it.
+  // In files of a model with a head, names of tensors below the head begin with this: "transformer.". In files of the
+  // bare model they do not.
   std::string prefix;
   std::vector<PublishedTensor> tensors;
   // Tied tensors that a file may hold a second time: the second name, and the name of the tensor that it must equal.

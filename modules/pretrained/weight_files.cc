@@ -164,7 +164,7 @@ class Loader {
     std::set<std::string_view> used;
     for (const PublishedTensor& tensor : published_.tensors) {
       const auto* found = find(tensor.file_name);
-      for (const auto& [name, tied_to] : published_.aliases)  // a file that holds it under the other name only
+      for (const auto& [name, tied_to] : published_.aliases)  // a file may hold the tensor under its second name only
         if (found == nullptr && tied_to == tensor.file_name) found = find(name);
       const bool may_start_fresh = begins_with_any(tensor.file_name, options_.fresh);
       // Tensors that are not floating are counters (num_batches_tracked), which files from before PyTorch 0.4.1 lack.
