@@ -184,8 +184,8 @@ class ModuleBase {
   Tensor& running_statistic(std::string_view name, Tensor value);
   // load_state_dict() accepts and ignores this name, for tensors in published checkpoints that a model computes itself.
   void ignore_in_state_dict(std::string_view name);
-  // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor. An
-  // argument that is a member declared further down is not initialised yet: Error.
+  // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor.
+  // Throws Error if an argument is a member that is declared further down, because it is not initialised yet.
   template <class... Args> auto child(std::string_view name, Args&&... args) {
     const auto with = [&](auto construct) { return construct(std::forward<Args>(args)...); };
     return Child<decltype(with), Args...>(this, name, with, args...);

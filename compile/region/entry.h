@@ -54,7 +54,8 @@ class Entry : public std::enable_shared_from_this<Entry> {
     const Partition* like = nullptr;  // of an earlier entry, whose choice of kept values is taken over
     std::vector<Part> parts = {};
     bool at_seams = false;            // an averager or an optimizer waits for gradients during backward
-    std::vector<bool> in_parts = {};  // by input: an averager wants its gradient in parts, if it can come so
+    std::vector<bool> in_parts = {};  // by input: an averager wants its gradient in parts, if the gradient can come in
+                                      // parts
     std::span<const MarkedDim> marked = {};
     // Returns whether code for these ranges of the marked dimensions exists already.
     absl::FunctionRef<bool(const OtherRecordings&)> ranges_met;
@@ -63,7 +64,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   Entry(const Graph& recorded, const Request& request);
 
   // ---- The recording
-  const Graph& recording() const { return recording_; }  // as its first call made it: for double backward
+  const Graph& recording() const { return recording_; }  // as its first call recorded it; used for double backward
   const RecordedFloats& floats() const { return floats_; }
   Device device() const { return device_; }            // of everything in it
   bool communicates() const { return communicates_; }  // it has collectives
@@ -97,7 +98,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // Values of the recording that are saved for backward: those that the usual backward reads, and those that are needed
   // to run the recording again.
   const std::vector<ValueId>& saved() const { return saved_; }
-  // For each of saved(): the value that stands for it in the partition.
+  // For each of saved(): the corresponding value of the graph with chosen layouts.
   const std::vector<ValueId>& saved_as_laid_out() const { return laid_out_; }
   // Derives the graphs of `recorded`, which is the recording with other floats or sizes, in the same way as this
   // entry's graphs. Without a backward if `arriving` is null.
@@ -183,7 +184,7 @@ class Binding {
   const Graph& graph() const;
 
   struct Backward {
-    std::shared_ptr<const CompiledBackward> compiled;  // null: as Entry::backward_for
+    std::shared_ptr<const CompiledBackward> compiled;  // null: see Entry::backward_for()
     std::shared_ptr<const Floats> floats;
   };
   Backward backward_for(const Arriving& arriving) const;

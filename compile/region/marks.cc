@@ -200,7 +200,7 @@ void OtherRecordings::prepare() const {
   bool bounded = true;
   for (const SizeVariable& v : variables_) {
     now.push_back(v.size);
-    // A neighbouring multiple: the greatest common divisor of this one and `size` divides all multiples.
+    // A neighbouring multiple. A number that divides it and `size` also divides their difference, and so all multiples.
     next.push_back(v.size - v.multiple_of >= 2 ? v.size - v.multiple_of : v.size + v.multiple_of);
     smallest.push_back(v.min);
     largest.push_back(v.max);

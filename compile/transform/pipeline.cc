@@ -48,7 +48,7 @@ constexpr Pass kPipeline[] = {
     {CompilerStage::kJoin, When::kAlways, &plain<join_chains>},
     // If a node only copies values side by side, their producers write into its result directly.
     {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>},
-    // Independent collectives travel together.
+    // Independent collectives are merged into one message.
     {CompilerStage::kCollectives, When::kDefaultMode, &plain<merge_collectives>},
     // Small products with an operand in common become one.
     {CompilerStage::kProducts, When::kDefaultMode, &plain<merge_products>},

@@ -11,7 +11,8 @@
 namespace rondo::nn {
 namespace {
 
-// A text: the tokens of the prompt and the new ones, and the sum of the new ones' log probabilities.
+// A text that the search follows: the tokens of the prompt and the new ones, and the sum of the new tokens' log
+// probabilities.
 struct Beam {
   std::vector<int64_t> tokens;
   double score;

@@ -92,8 +92,8 @@ class ConfigFields {
   // its own model_type. An absent object is noted as missing.
   std::unique_ptr<ConfigFields> model(std::string_view name);
 
-  // If the field is not absent, null or this JSON text, it is noted as unsupported. For values that follow from other
-  // fields; constants belong in the table of harmless_fields.cc.
+  // Notes the field as unsupported, unless it is absent, null or this JSON text. For fields whose only right value
+  // follows from other fields; fields whose right values are constants belong in the table of harmless_fields.cc.
   void must_be(std::string_view name, std::string_view text);
   // Marks fields as understood: they have no effect here.
   void harmless(std::initializer_list<std::string_view> names);

@@ -49,7 +49,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       scaling.original_positions = rope.size("original_max_position_embeddings", c.block_size);
       scaling.original_positions = outer.size("original_max_position_embeddings", scaling.original_positions);
     }
-    // Only yarn allows null: then the factor is the ratio of the two lengths.
+    // Only yarn allows a null factor: it means the ratio of the two lengths.
     if (scaling.kind == Kind::kYarn && rope.is_null("factor")) {
       rope.harmless({"factor"});
       scaling.factor = static_cast<double>(c.block_size) / static_cast<double>(scaling.original_positions);

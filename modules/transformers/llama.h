@@ -122,7 +122,7 @@ struct Llama : Module<Llama>, CausalLM {
     // i64 (B, T) -> (B, T, C). mask bool (B, T), true = a real token: no token attends to padding, but padding counts
     // in positions. Undefined: all are real. With a mask, each row is one sequence, and `positions` is undefined.
     Tensor forward(const Tensor& idx, const Tensor& positions = {}, const Tensor& mask = {});
-    // The same for the tokens that follow those in the cache.
+    // As above, for the tokens of `pass`, which follow those in the cache.
     Tensor forward(const Tensor& idx, KVCache::Pass& pass);
 
    private:
