@@ -137,9 +137,9 @@ class Replayed {
       for (ValueId id : made.outputs)
         if (value(id).requires_grad()) autograd::gradient_edge(value(id)).node->release_saved();
   }
-  // Gives the results of a collective their values from the forward, because a collective does not run again (Note
-  // [Collectives are effects]). No gradient rule reads a result that was not kept, nor a value that is computed from it
-  // (collectives_read()).
+  // Gives the results of a collective the values that they had in the forward, because a collective does not run again:
+  // Note [Collectives are effects]. No gradient rule reads a result that was not kept, nor a value that is computed
+  // from it (collectives_read()).
   void give_sums(const GraphNode& node, std::span<const TensorArg> operands, std::span<Tensor> results) {
     for (size_t i = 0; i < results.size(); ++i) {
       const ValueId id = node.outputs[i];
