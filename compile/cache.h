@@ -1,4 +1,4 @@
-// Compiled code is kept beyond the process.
+// Keeps compiled code beyond the end of the process: in the disk cache, and in artifacts.
 //
 // Every kernel is kept on disk, so that the next process compiles nothing and never loads LLVM. The folder is
 // RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo. RONDO_CACHE=off keeps nothing; RONDO_CACHE_MB is
@@ -32,7 +32,7 @@ class ArtifactError : public FileError {
   enum class Cause : uint8_t {
     kDamaged,       // the bytes were changed or cut short, or are not an artifact
     kOtherVersion,  // made by another build of Rondo, or with another version of the compiler: make it again
-    kOtherMachine,  // it has no code for the devices that are here, but for another processor or architecture
+    kOtherMachine,  // its code is for another processor or architecture than those of the devices that are here
   };
   ArtifactError(std::string path, Cause cause, std::string_view reason)
       : FileError(std::move(path), reason), cause_(cause) {}

@@ -32,7 +32,8 @@
 namespace rondo::compile {
 namespace {
 
-// Why calls run op by op now; null: they are compiled. Under DetectAnomaly each op is checked separately.
+// Returns why calls run op by op now; null: they run compiled. Under DetectAnomaly they do not, because it checks each
+// op separately.
 const char* why_bypassed() {
   if (stance() == Stance::kForceEager) return "Stance::kForceEager";
   if (nn::EagerScope::active()) return "EagerScope";
@@ -59,7 +60,8 @@ class RegionHook final : public nn::CallHook {
 
   // Records that a part of the module was used, unless the module itself has been called.
   void note_use(const std::string& what) {
-    // Generation calls the parts of a model on purpose: blocks run compiled in its steps, the whole does not.
+    // A decode step calls the parts of a model on purpose, so it gets no warning. Compiled blocks run compiled in it; a
+    // model that was compiled as a whole does not.
     if (StashedHooks::active() || why_bypassed() != nullptr || nn::in_decode_step()) return;
     if (active_recorder() != nullptr) called_ = true;  // the call is part of another recording
     if (!called_) region_->note_use_without_call(what);
@@ -83,9 +85,9 @@ class RegionHook final : public nn::CallHook {
     std::vector<GeneratorState> drawn;  // the generators' states before the call drew numbers
     std::optional<GeneratorScope> note;
     if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
-    // In one piece if there is a replay to compare with, because the replay was recorded in one
-    // piece: perhaps before a longer call made its loop known, or before a short loop had been
-    // recorded often enough (LoopSteps::is_time_to_search()).
+    // With a replay to compare with, the call is recorded in one piece, because the replay was. The replay may be older
+    // than what the region knows of a loop now: a longer call may have made the loop known since, or a short loop may
+    // have been recorded often enough by now (LoopSteps::is_time_to_search()).
     RegionTrace trace(*region_, call, random, /*in_pieces=*/known == nullptr);
     if (capture == Capture::kRecord) trace.follow(calls_->latest());
     try {

@@ -54,15 +54,17 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
 // Makes exactly this module one region.
 Regions compile_module(nn::ModuleBase& module, CompileOptions options = {});
 
-// Runs this module and all modules below it eagerly again. If it is a part of a compiled module, each call of that one
-// then has a graph break there. compile_module() and compile_regions() compile it again.
+// Runs this module and all modules below it eagerly again. If the module is part of a compiled module, each call of the
+// compiled module then has a graph break at this module. compile_module() and compile_regions() compile the module
+// again.
 void disable(nn::ModuleBase& module);
 
 // Leaves a segment of a region eager.
 using nn::EagerScope;
 
-// True while this thread records a call of a compiled module, which is every call that does not replay. The C++ runs in
-// each of these calls, and the recording contains whatever depends on this value. False inside an EagerScope.
+// True while this thread records a call of a compiled module, which is every call that does not replay. The module's
+// C++ runs in each of these calls, so a branch on this value is safe: the recording contains the side that was taken.
+// False inside an EagerScope.
 bool is_compiling();
 
 // Forgets what this process has compiled: the recordings of all regions, and the kernels in memory, artifacts included.
@@ -100,21 +102,22 @@ template <class F> Compiled<F> compile(F function, CompileOptions options = {}) 
 }  // namespace rondo::compile
 #pragma GCC visibility pop
 
-// Note [Graph breaks]. Some calls inside a region cannot wait: reading a value (item(), data()), writable memory that a
-// recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another device; on
-// the tape, a Node class of the program, and a change of a tensor's history (set_history, requires_grad_). Then Rondo
-// runs what is recorded so far, makes the call, and continues recording. An EagerScope is a break of your own choice.
-// RegionReport::graph_breaks counts breaks.
+// Note [Graph breaks]. Some calls inside a region cannot wait until the recording runs: reading a value (item(),
+// data()), writable memory that a recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's
+// step, an op on another device. Nor can two changes of the tape: adding a node of a class that the program defines,
+// and changing a tensor's history (set_history, requires_grad_). Then Rondo runs what is recorded so far, makes the
+// call, and continues recording. An EagerScope is a break of your own choice. RegionReport::graph_breaks counts breaks.
 //
 // Note [Writes in place]. They are recorded: running statistics, counters, caches, writes through views. The memory is
-// written when the recording runs, and all tensors that share it see the write then. A read of it by the host is a
-// graph break. A write is a graph break, too, if its memory is not dense, if two tensors share memory in an unknown
-// way, or if eager execution changes or keeps a history that no value can represent (capture/writes.cc).
+// written when the recording runs, and all tensors that share the memory see the write then. If the host reads this
+// memory, that is a graph break. A write is a graph break, too, if its memory is not dense, if two tensors share memory
+// in an unknown way, or if eager execution changes or keeps a history that no value can represent (capture/writes.cc).
 //
 // Note [Host writes]. A recorded op reads its operands when the recording runs, which is later than the line that calls
 // it. Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data()
 // again. Rondo cannot see such a write, and the op may read the new value.
 //
-// Note [Writes before backward]. A region may keep an input if eager execution keeps a result that is cheap to
-// recompute from the input. If a tensor that a region has read is overwritten in place before backward, backward may
-// throw StaleTensorError although eager execution does not need the tensor. Clone it before the write.
+// Note [Writes before backward]. Where eager execution saves a result for backward, a region may save an input instead,
+// if the result is cheap to recompute from the input. So if a tensor that a region has read is overwritten in place
+// before backward, backward may throw StaleTensorError although eager execution does not need the tensor. Clone it
+// before the write.

@@ -68,8 +68,8 @@ Artifacts compile_for(nn::ModuleBase& model, const std::function<void(Device dev
                       CompileOptions options) {
   const Target& chosen = ahead_target(target);
   chosen.load_compiler();
-  // Otherwise, kernels that this process has compiled for other sizes would be replaced by code that reads sizes
-  // at run time.
+  // Forgets which sizes this process has met. Otherwise, a kernel that was compiled for another size before would now
+  // be compiled as code that reads its sizes at run time.
   forget_unused_variants();
   std::vector<GeneratorState> none;
   const GeneratorScope same_numbers(GeneratorScope::kReplay, none);

@@ -8,8 +8,8 @@
 // Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (whose code also has PTX, for newer devices). Both machines need
 // the same build of Rondo, and the same version of NVRTC if the one with the GPU has it. A region's code depends on its
 // shapes and on CompileOptions; an eager op's code depends on dtypes and layouts. So the call must do what the machine
-// with the GPU will do: sizes, autocast, train or eval, the loss, the optimizer. For that, pass your own step (where
-// cuDNN is found, its plans for the step's convolutions are part of the file):
+// with the GPU will do: with the same sizes, autocast, mode (train or eval), loss and optimizer. For that, pass your
+// own step. If cuDNN is found, the file also contains its plans for the step's convolutions:
 //
 //   compile::compile_for(model, [&](Device gpu) {
 //     optim::AdamW adamw(model.parameters(), {.lr = 3e-4});

@@ -39,7 +39,8 @@ struct Explanation {
 Explanation explain(const Regions& regions);
 
 std::string to_text(const Explanation& explanation);
-// A complete HTML page that loads nothing: regions, graphs, kernels with their code and lines, memory over time.
+// Returns a complete HTML page that loads nothing: regions, graphs, kernels with their code and lines, memory over
+// time.
 std::string to_html(const Explanation& explanation);
 
 class StashedHooks;

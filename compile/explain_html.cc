@@ -40,7 +40,7 @@ constexpr Series kSeries[] = {
     {"transients", [](const MemoryPoint& p) { return p.transients; }},
 };
 
-// Stacked bars, one for each launch, in the order in which they run.
+// Draws the memory in use as stacked bars, one for each launch, in the order in which the launches run.
 void append_memory(std::string& out, const std::vector<MemoryPoint>& memory) {
   if (memory.empty()) return;
   int64_t peak = 1;

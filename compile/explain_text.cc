@@ -28,7 +28,7 @@ void append_code(std::string& out, const LaunchExplanation& launch, const std::s
   else absl::StrAppend(&out, "        | the code of ", first->second, "\n");
 }
 
-// `recording`: its name, such as "recording 2".
+// Appends the text of a program. `recording`: the recording's name, such as "recording 2".
 void append_program(std::string& out, const ProgramExplanation& program, const std::string& recording,
                     PrintedCode& printed) {
   append_formatted(&out, "    %s: %s (%d compiled), %s, arena %s, %.1f ms to compile\n", program.name,

@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kNames[kTopics] = {"graph_breaks", "recompiles", "perf_hints",
                                               "fusion",       "cache",      "output_code"};
 
-// Two bits for each topic.
+// Each topic has two bits of `choices`.
 constexpr uint32_t shifted(Detail detail, int topic) { return static_cast<uint32_t>(detail) << (2 * topic); }
 std::atomic<uint32_t> choices{0};
 

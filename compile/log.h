@@ -31,9 +31,9 @@ std::string_view name_of(Topic topic);
 bool enabled(Topic topic, Detail detail = Detail::kOn);
 // Sends to the sink if the topic is enabled. `text` may have several lines.
 void write(Topic topic, std::string_view text);
-// Sends to the sink whatever is enabled, but each text only once per process.
+// Sends `text` to the sink even if no topic is enabled, but each text only once per process.
 void warn_once(std::string_view text);
-// Sends `text` unchanged to the sink, whatever is enabled. For RONDO_DUMP.
+// Sends `text` unchanged to the sink, even if no topic is enabled. For RONDO_DUMP.
 void write_dump(std::string_view text);
 
 // Replaces all choices. Throws Error, which lists the topics, if `spec` names an unknown one.

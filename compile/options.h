@@ -70,7 +70,7 @@ enum class Mode : uint8_t {
   kMaxAutotune,  // each launch is timed in several ways, and the fastest is kept, also on disk: thread split and tiles
                  // of kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
 };
-// "default", "reduce-overhead", "max-autotune": for options of programs.
+// Returns "default", "reduce-overhead" or "max-autotune": the mode's name in options of programs.
 std::string_view name_of(Mode mode);
 inline constexpr Mode kModes[] = {Mode::kDefault, Mode::kReduceOverhead, Mode::kMaxAutotune};
 
@@ -126,9 +126,10 @@ void set_stance(Stance stance);
 Stance stance();
 
 // Finds wrong numbers: while it is on, compiled programs also run op by op. If the results differ, the run throws
-// InternalError, which names the smallest part that is wrong on its own, with its line, or the pass that is wrong, and
-// a file that shows it. In exact mode no bit may differ; in default mode, elements may differ by 1e-5 of the largest
-// one (bf16, f16: 0.02), or by four times the effect of changes in last bits. RONDO_CHECK=units turns it on, too.
+// InternalError. The error names the smallest part that is wrong on its own, with its line, or else the pass that is
+// wrong. It also names a file that reproduces the difference. In exact mode no bit may differ; in default mode,
+// elements may differ by 1e-5 of the largest one (bf16, f16: 0.02), or by four times the effect of changes in last
+// bits. RONDO_CHECK=units turns it on, too.
 void set_check_units(bool on);
 // Finds wrong formulas of floats (region/check_floats.h). RONDO_CHECK=floats turns it on, too. On in debug builds.
 void set_check_floats(bool on);

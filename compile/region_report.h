@@ -23,15 +23,17 @@ struct RegionReport {
   int kernels = 0;          // generated kernels of the latest entry, forward and backward; if one call needs several
                             // entries (a loop in pieces), those of the entry with the most launches
   int library_calls = 0;    // matrix products and similar calls, of the same entry
-  int other_backwards = 0;  // compiled for other gradients than those of all outputs; each may count as a compilation
-  int eager_runs = 0;       // recordings and backwards that ran eagerly: a stance, the recompile limit, a failed stage
+  int other_backwards = 0;  // backwards compiled for other gradients than those of all outputs; each may count as a
+                            // compilation
+  int eager_runs = 0;       // recordings and backwards that ran eagerly: by a stance, the recompile limit or a failed
+                            // stage
   double compile_ms = 0;    // for all entries; includes loading LLVM for the first kernel of a process
   int64_t kept_bytes = 0;   // what one call of the latest entry keeps for its backward, besides inputs and outputs
   // The work, in FLOP, of the products that one backward of the latest entry recomputes. Library calls count if their
   // products are known.
   int64_t recomputed_flops = 0;
   int64_t calls = 0;
-  // How a module of this region was used before its first call, as in "its part backbone was called": that runs
+  // How a module of this region was used before its first call, as in "its part backbone was called". Such a use runs
   // eagerly, because only a call of the module itself (`model(x)`) runs compiled. Empty if it was not used so.
   std::string used_without_call;
   int64_t replays = 0;           // calls that ran no C++ of the module
@@ -40,8 +42,8 @@ struct RegionReport {
   // read; reading others throws Error with the reason. Errors that a device throws later, after the call, do not count.
   int64_t failed_runs = 0;
   std::string last_failure;
-  // Recordings and backwards that run eagerly because a stage of the compiler failed, (a bug of Rondo), or because
-  // there is no compiler for their device.
+  // Recordings and backwards that run eagerly because a stage of the compiler failed (a bug of Rondo), or because there
+  // is no compiler for their device.
   int failed_compilations = 0;
   std::string last_failed_compilation;
   // Recordings whose floats differ from the previous recording that ran the same entry: nothing is planned

@@ -53,8 +53,8 @@ std::vector<Variable> variables_of(const std::vector<Tensor>& inputs, const std:
   return variables;
 }
 
-// The largest size of each bucket, descending. For a bucket without an end: the input's size, or the bucket's smallest
-// size if that is larger. At most about kMostSteps sizes.
+// Returns the largest size of each bucket, descending. For a bucket without an end: the input's size, or the bucket's
+// smallest size if that is larger. At most about kMostSteps sizes.
 std::vector<int64_t> sizes_of(const Variable& variable) {
   const DynamicRange& range = variable.range;
   if (range.max == INT64_MAX && range.bucket_bounds.empty()) return {variable.size};
@@ -76,7 +76,7 @@ std::vector<int64_t> sizes_of(const Variable& variable) {
   return sizes;
 }
 
-// `tensor` with `size` elements along `dim`: its elements, repeated or cut.
+// Returns `tensor` with `size` elements along `dim`: its elements are repeated, or cut off.
 Tensor resized(const Tensor& tensor, int dim, int64_t size) {
   const int64_t before = tensor.size(dim);
   if (before == size) return tensor;
@@ -87,7 +87,8 @@ Tensor resized(const Tensor& tensor, int dim, int64_t size) {
   return ops::index_select(tensor, dim, Tensor::from(from, {size}, tensor.device()));
 }
 
-// The buffers of a model, whose values the destructor restores, and its parameters, which must not be written.
+// Guards the state of a model: the destructor restores the values of its buffers, and check() throws if a parameter was
+// written.
 class StateKept {
  public:
   explicit StateKept(nn::ModuleBase& model) : parameters_(model.named_parameters()) {

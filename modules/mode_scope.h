@@ -18,7 +18,7 @@ class ModeScope {
     for (const NamedModule& m : model.named_modules()) modes_.emplace_back(&m.module, m.module.is_training());
   }
   ~ModeScope() {
-    // Parents come first: train() reaches down.
+    // Parents come first, because train() changes the modules below, too.
     for (const auto& [module, training] : modes_)
       if (module->is_training() != training) module->train(training);
   }

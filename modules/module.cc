@@ -496,7 +496,7 @@ void ModuleBase::replace_child(std::string_view name, Replacement replacement) t
     if (member->stand_in_.module == &old) members.push_back(member);
   const bool was_attached = owned != attached_.end();
   if (!was_attached) members.push_back(&old);
-  // The model's code loops over the items of its own list, so there must be as many.
+  // The model's code loops over the items of its own list, so the new list must have as many items.
   for (const ModuleBase* member : members)
     if (member->is_block_list() && member->children_.size() != placed.children_.size())
       throw Error(absl::StrCat(type_name(), "::replace: ", old.path_, " has ", member->children_.size(),

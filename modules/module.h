@@ -58,7 +58,7 @@ struct NamedModule {
 // One call of a module that has a hook.
 struct ModuleCall {
   ModuleBase& module;
-  // If forward takes tensors only and returns one tensor: these. Otherwise empty and null.
+  // The arguments and the result of forward, if it takes tensors only and returns one tensor. Otherwise empty and null.
   std::span<const Tensor* const> inputs;
   Tensor* result;
 };
@@ -124,7 +124,8 @@ class ModuleBase {
 
   // ---- Changing the tree after construction; never during a call. Everything that walks the tree sees the change:
   // parameters(), state_dict(), train(), to(), regions. An optimizer or DistributedDataParallel that was made before
-  // has its own list of parameters and does not: make it after, or use FormulaOptimizer::add_param_group().
+  // the change has its own list of parameters and does not see it: make it after the change, or use
+  // FormulaOptimizer::add_param_group().
 
   // Adds a child, which this module owns from now on. It gets this module's mode (train or eval). If it is a CallHook,
   // it wraps every call of this module. Throws Error if the name is empty, taken or has a dot, or if `module` has a
@@ -137,11 +138,11 @@ class ModuleBase {
   // Takes away a child that was attached. Throws Error if there is none of this name.
   std::unique_ptr<ModuleBase> detach(std::string_view name);
   // Puts `module` in the place of the child `name`, with the child's name, mode and call_hook. If the child is a member
-  // of this module, the object stays, but is no longer in the tree. Its calls go to the new module, and so do those of
-  // its own members that the new module has, too. The old parameters are dropped. Code that reads them directly, as in
-  // `wte.weight`, finds the new module's tensors of the same names, or undefined ones. The new module may be of another
-  // class if the calls take tensors only, at most four, and return one tensor. Throws Error if there is no such child,
-  // or if `module` has a parent.
+  // of this module, the object stays, but is no longer in the tree. Its calls go to the new module, and calls of its
+  // own members go to the new module's members of the same names. The old parameters are dropped. Code that reads them
+  // directly, as in `wte.weight`, finds the new module's tensors of the same names, or undefined ones. The new module
+  // may be of another class if the calls take tensors only, at most four, and return one tensor. Throws Error if there
+  // is no such child, or if `module` has a parent.
   template <std::derived_from<ModuleBase> M> M& replace(std::string_view name, std::unique_ptr<M> module) {
     M& placed = require_module(module.get());
     replace_child(name, {std::move(module), &call_with_tensors<M>});
@@ -151,9 +152,9 @@ class ModuleBase {
   bool is_plain() const { return call_hook == nullptr && attached_hooks_.empty() && stand_in_.module == nullptr; }
   // Rises with each change of the tree at or below this module, and with note_change().
   uint64_t tree_version() const { return tree_version_; }
-  // To be called when a module computes something else from now on although its tensors and mode are the same, such as
-  // an adapter that was switched off. Recordings (compile.h, Capture::kReplay) of this module, and of the modules that
-  // contain it, are then no longer replayed.
+  // Call this when a module computes something else from now on although its tensors and mode are the same, for example
+  // because an adapter was switched off. Recordings (compile.h, Capture::kReplay) of this module, and of the modules
+  // that contain it, are then no longer replayed.
   void note_change();
 
   struct Slot {
@@ -183,8 +184,8 @@ class ModuleBase {
   Tensor& running_statistic(std::string_view name, Tensor value);
   // load_state_dict() accepts and ignores this name, for tensors in published checkpoints that a model computes itself.
   void ignore_in_state_dict(std::string_view name);
-  // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor. An
-  // argument that is a member declared further down is not initialised yet: Error.
+  // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor.
+  // Throws Error if an argument is a member that is declared further down, because it is not initialised yet.
   template <class... Args> auto child(std::string_view name, Args&&... args) {
     const auto with = [&](auto construct) { return construct(std::forward<Args>(args)...); };
     return Child<decltype(with), Args...>(this, name, with, args...);
@@ -224,7 +225,7 @@ class ModuleBase {
   class PlaceScope {
    public:
     PlaceScope(ModuleBase& parent, std::string_view name, std::span<const void* const> arguments);
-    ~PlaceScope();  // an argument's conversion may have thrown
+    ~PlaceScope();  // takes an unused place back: an argument's conversion may have thrown
     PlaceScope(const PlaceScope&) = delete;
     PlaceScope& operator=(const PlaceScope&) = delete;
 
@@ -232,7 +233,7 @@ class ModuleBase {
     Place place_;
   };
   bool contains(const void* p) const;
-  // The innermost module whose memory contains `p`; null: none.
+  // Returns the innermost module whose memory contains `p`; null: none.
   static ModuleBase* enclosing(const void* p);
   void check_initialised(const Place& place) const;
   // The place of the next module that is constructed on this thread: set by Child, used by the first ModuleBase().
@@ -254,7 +255,8 @@ class ModuleBase {
   void settle(ModuleBase* parent, std::string name);
   void update_paths();
   void redirect_to(ModuleBase& module, TensorCall call);
-  // Dotted names relative to this module, tied tensors repeated.
+  // Calls fn with each tensor and its dotted name relative to this module. A tied tensor comes once for each of its
+  // names.
   void visit(const std::string& prefix, absl::FunctionRef<void(const std::string& name, const Entry&)> fn) const;
   void collect_ignored(const std::string& prefix, std::set<std::string>& out) const;
   void collect_modules(const std::string& prefix, std::vector<NamedModule>& out);
@@ -307,7 +309,7 @@ template <class With, class... Args> class [[nodiscard]] Child {
     if constexpr (std::is_constructible_v<M, Args...>)  // otherwise the message above is the only error
       return with_([](auto&&... args) { return M(std::forward<decltype(args)>(args)...); });
   }
-  // The same on the heap, for lists.
+  // Makes the module on the heap, for lists.
   template <std::derived_from<ModuleBase> M> std::unique_ptr<M> make() && {
     static_assert(std::is_constructible_v<M, Args...>, "no constructor takes these args");
     const ModuleBase::PlaceScope scope(*parent_, name_, {});

@@ -1,7 +1,7 @@
 // Seams: the places in a backward where the gradients of one part of a model become final. The parts are the repeated
-// blocks (ModuleBase::repeated_blocks()), and what lies outside them. The backward of a region that holds several parts
-// hands their gradients over there (compile/plan/seams.h), UpdateAtSeams updates a part at its seam
-// (optim/update_at_seams.h), and dist/ddp/ddp.h forms its buckets from the parts.
+// blocks (ModuleBase::repeated_blocks()), and what lies outside them. If one region holds several parts, its backward
+// hands the gradients of each part over at the part's seam (compile/plan/seams.h). UpdateAtSeams updates a part at its
+// seam (optim/update_at_seams.h), and dist/ddp/ddp.h forms its buckets from the parts.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ struct Seam {
   bool complete = true;            // false: some of them got no gradient in this backward (optim::Seams::finish())
 };
 
-// The parts of `model`, in the order in which a backward usually meets them: what is declared after the first block
-// (norm, output layer), the blocks from the last to the first, what is declared before them (embeddings). Every
+// Returns the parts of `model`, in the order in which a backward usually meets them: what is declared after the first
+// block (norm, output layer), the blocks from the last to the first, what is declared before them (embeddings). Every
 // parameter that requires a gradient is in exactly one part: the last that uses it.
 std::vector<Seam> plan_seams(const ModuleBase& model);
 

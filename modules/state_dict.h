@@ -44,7 +44,7 @@ class StateDictError : public Error {
 // begins with `what`: "GPT2".
 StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
                              std::string_view what);
-// The same checks; then `store` is called for each tensor instead of the copy.
+// As above, but calls `store` for each tensor instead of copying it.
 StateDictReport load_tensors(std::span<const NamedTensor> targets, const StateDict& source, bool strict,
                              std::string_view what, absl::FunctionRef<void(Tensor& target, const Tensor& value)> store);
 

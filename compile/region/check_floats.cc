@@ -10,7 +10,8 @@
 namespace rondo::compile {
 namespace {
 
-// `derived`: the graph that the program was made of, from the call's floats.
+// Compares the floats of a call's program with those of `derived`, the program's graph, derived again from the call's
+// floats.
 void compare(const char* which, Graph derived, const Program& program, Device device, const Floats& floats) {
   const Plan plan = plan_launches(std::move(derived), target_of(device), program.how());
   if (!same_but_floats(plan.graph, program.graph()))

@@ -1,7 +1,7 @@
-// The floats of a call's programs follow from its recording's by formulas. This check derives the same graphs again,
-// from the call's own floats, and throws InternalError if a float of a kernel or of a library call differs in any bit.
-// On in debug builds, with RONDO_CHECK=floats, and with set_check_floats() (options.h). Slow where floats change: rules
-// and passes run again.
+// The floats of a call's programs are computed, by formulas, from the floats of its recording. This check derives the
+// same graphs again, from the call's own floats, and throws InternalError if a float of a kernel or of a library call
+// differs in any bit. On in debug builds, with RONDO_CHECK=floats, and with set_check_floats() (options.h). Slow where
+// floats change: rules and passes run again.
 #pragma once
 
 #include "rondo/compile/region/entry.h"

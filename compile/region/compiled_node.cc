@@ -62,7 +62,7 @@ class SharedInputs {
           !autograd::is_only_holder(inputs[k]))
         read_.emplace_back(k, SavedTensor(inputs[k], false));
   }
-  // Throws StaleTensorError if an input that is still read behind the seam was overwritten.
+  // Throws StaleTensorError if an input that is still read after the seam was overwritten.
   void check(const Plan::Seam& seam, const char* node) const {
     for (const auto& [input, saved] : read_)
       if (plan_.last_launch[input] >= seam.launch) saved.get(node, {});
@@ -110,7 +110,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       if (!replaced) pass = kept_.begin(arriving.gradients);
       if (!replaced && grad_enabled()) replace(pass, grads_out);
     }
-    // A backward that had counted this node before it was replaced comes here, too.
+    // A backward that had counted this node before the node was replaced still calls it, and runs the replacing tape.
     if (replaced) return tape_->backward(grads_out, grads_in, !autograd::LastRead::now());
     if (const char* why = why_replayed(arriving, pass); why != nullptr)
       backward_eagerly(Outcome::kReplayed, why, grads_out, grads_in, pass);
@@ -142,7 +142,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     tape->add(extras);
     tape->backward(grads_out, grads_in, /*retain_graph=*/true);
   }
-  // The reason to go backward op by op, for this one backward; null: run it compiled.
+  // Returns the reason to go backward op by op, for this one backward; null: run it compiled.
   const char* why_replayed(const Arriving& arriving, const KeptValues::Pass& pass) const {
     if (watches_inside()) return "a hook inside the region";
     if (leaves_out_collectives(arriving, pass)) return "a collective that grad() does not ask for";
@@ -191,8 +191,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       return backward_eagerly(Outcome::kEager, "a backward", grads_out, grads_in, pass);
     if (!grads_in.empty() && bound.compiled->stale_for >= 0)
       throw_stale(entry_.recording().node(bound.compiled->stale_for));
-    // In a replay, the op that needs an overwritten tensor throws, with its own name and line. Freed tensors are needed
-    // only by ops that this backward does not go through.
+    // If a saved tensor was overwritten or freed, goes backward op by op. Then the op that needs an overwritten tensor
+    // throws, with its own name and line. Freed tensors are needed only by ops that this backward does not go through.
     if (!grads_in.empty() && std::any_of(bound.compiled->inputs.begin(), bound.compiled->inputs.end(), is_gone))
       return backward_eagerly(Outcome::kReplayed, "overwritten or freed memory", grads_out, grads_in, pass);
     autograd::apply_extras(*this, grads_out);
@@ -245,7 +245,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     if (!backward.rows.empty()) end_in_rows(backward, results, grads_in, leaf_grads);
   }
 
-  // Gradients leave at seams if somebody waits for them, and in parts where an averager asks for parts.
+  // Decides whether gradients leave at seams: they do if an averager or an optimizer waits for one. Also decides which
+  // gradients leave in parts: those for which an averager asks for parts.
   void choose_seams(std::span<const LeafGrad> leaf_grads, Arriving& arriving) const {
     arriving.at_seams = !entry_.parts().empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(),
                                                                [](const auto& to) { return autograd::is_awaited(to); });
@@ -282,7 +283,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     }
   }
 
-  // For each gradient that the program computes: the memory in which it becomes a leaf's .grad
+  // Returns, for each gradient that the program computes, the memory in which it becomes a leaf's .grad
   // (autograd::GradientHome), or undefined. Empty: all are undefined.
   static std::vector<Tensor> homes_of(const CompiledBackward& backward, std::span<const Tensor> grads_in,
                                       std::span<const LeafGrad> leaf_grads, const Arriving& arriving) {
@@ -299,7 +300,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     return any ? homes : std::vector<Tensor>();
   }
 
-  // For each input: its .grad if it is a leaf that this backward reaches, otherwise undefined.
+  // Returns, for each input, its .grad if the input is a leaf that this backward reaches, otherwise undefined.
   std::vector<Tensor> leaves_reached(std::span<LeafGrad> leaf_grads, const KeptValues::Pass& pass) const {
     std::vector<Tensor> leaves;
     leaves.reserve(leaf_grads.size());
@@ -311,7 +312,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
 
   // Chooses the inputs for which the program adds to the gradient so far. As on the eager tape, several contributions
   // are added one by one to the gradient from later consumers. An op that adds onto an operand, as an embedding does,
-  // also adds to it. Any other single contribution is added after the run, or, for a leaf, to its .grad in place.
+  // also adds to the gradient so far. Any other single contribution is added after the run, or, for a leaf, to its
+  // .grad in place.
   void choose_totals(std::span<const Tensor> grads_in, const std::vector<Tensor>& leaves, Arriving& arriving) const {
     arriving.owned.reserve(grads_in.size());
     arriving.totals.reserve(grads_in.size());
@@ -335,7 +337,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     }
   }
 
-  // The operands of the backward's program.
+  // Returns the operands of the backward's program.
   std::vector<Tensor> inputs_of(const CompiledBackward& backward, std::span<const Tensor> grads_out,
                                 std::span<const Tensor> grads_in, const std::vector<Tensor>& leaves,
                                 const Arriving& arriving, const KeptValues::Tensors& saved) const {
@@ -377,8 +379,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   std::shared_ptr<const Binding> binding_;
   const Entry& entry_;  // of binding_
   KeptValues kept_;
-  std::mutex replace_mutex_;               // held until a backward has its values, or is replaced
-  std::shared_ptr<const EagerTape> tape_;  // of the nodes that replace this one; does not change afterwards
+  std::mutex replace_mutex_;               // held until a backward has taken its saved values, or has replaced this
+                                           // node
+  std::shared_ptr<const EagerTape> tape_;  // the tape that replaces this node; once set, it does not change
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace rondo::compile {
 
-// `inputs` are the recording's, `results` those of the entry's forward.
+// Makes the node. `inputs`: those of the recording. `results`: those of the entry's forward.
 std::shared_ptr<RegionNode> make_compiled_node(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs,
                                                std::span<const Tensor> results);
 

@@ -114,7 +114,8 @@ class Replayed {
       value(id) = saved.get("a compiled region", {});
       return;
     }
-    // Zeros take the place of the overwritten input: perhaps values computed from it are kept, and no rule reads it.
+    // Zeros replace the overwritten input. That may be enough: values computed from it may be kept, and perhaps no
+    // gradient rule reads the input itself.
     value(id) = zeros_like(graph().value(id), entry_.device());
     if (region_.edges[i].node != nullptr)
       autograd::set_history(value(id), std::make_shared<Passage>(region_.edges[i]), 0);
@@ -136,8 +137,9 @@ class Replayed {
       for (ValueId id : made.outputs)
         if (value(id).requires_grad()) autograd::gradient_edge(value(id)).node->release_saved();
   }
-  // A collective does not run again (Note [Collectives are effects]): its results are those of the forward. No gradient
-  // rule reads a result that was not kept, nor a value that is computed from it (collectives_read()).
+  // Gives the results of a collective the values that they had in the forward, because a collective does not run again:
+  // Note [Collectives are effects]. No gradient rule reads a result that was not kept, nor a value that is computed
+  // from it (collectives_read()).
   void give_sums(const GraphNode& node, std::span<const TensorArg> operands, std::span<Tensor> results) {
     for (size_t i = 0; i < results.size(); ++i) {
       const ValueId id = node.outputs[i];
@@ -196,7 +198,7 @@ class Replayed {
   bool has_stale_inputs_ = false, computed_stale_ = false;
 };
 
-// Returns a tensor of this kind with this history. Its memory is one element, which all others share.
+// Returns a tensor of this kind with this history. All its elements share the memory of a single element.
 Tensor with_history(const Value& kind, Device device, const Edge& history) {
   Dims none;
   for (int d = 0; d < kind.sizes.rank(); ++d) none.push_back(0);

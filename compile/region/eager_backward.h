@@ -18,9 +18,9 @@ class EagerTape {
   // `outputs`: by output of the recording. `inputs`: by input; without a node if no gradient is wanted.
   EagerTape(std::shared_ptr<const Binding> binding, std::vector<Edge> outputs, std::vector<Edge> inputs);
 
-  // `grads_in[i]` holds the gradient that input i has received so far (or undefined), and afterwards the new sum.
-  // `grads_in` is empty if no input's gradient is requested. Runs the hooks of the ops' nodes. Throws the errors of
-  // the eager ops.
+  // Runs the backward of the ops, and the hooks of their nodes. `grads_in[i]` holds the gradient that input i has
+  // received so far (or undefined), and afterwards the new sum. `grads_in` is empty if no input's gradient is
+  // requested. Throws the errors of the eager ops.
   void backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in, bool retain_graph) const;
   const Edge& output(int i) const { return outputs_[static_cast<size_t>(i)]; }
   // Gives the `extras` of the region's node (hooks, retained gradients) to the ops' nodes.

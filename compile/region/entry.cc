@@ -125,7 +125,8 @@ void Entry::compile_programs(const Graph& symbolic, const Request& request) {
                       .keeps_source = checks_units()};
   const bool ranges_met = others_ != nullptr && request.ranges_met(*others_);
   bool& exact = program_options_.plan.exact;
-  // Layouts are also chosen if the code becomes exact below, only to give each value one formula (may_relax).
+  // Layouts are chosen even if may_relax() makes the code exact below: such code need not have eager's bits. It is
+  // exact only so that each value has one formula.
   lays_out_ = !options_.exact && others_ == nullptr && target_of(device_).capabilities.prefers_channels_last;
   Derivation how{.device = device_,
                  .lays_out = lays_out_,

@@ -54,7 +54,8 @@ class Entry : public std::enable_shared_from_this<Entry> {
     const Partition* like = nullptr;  // of an earlier entry, whose choice of kept values is taken over
     std::vector<Part> parts = {};
     bool at_seams = false;            // an averager or an optimizer waits for gradients during backward
-    std::vector<bool> in_parts = {};  // by input: an averager wants its gradient in parts, if it can come so
+    std::vector<bool> in_parts = {};  // by input: an averager wants its gradient in parts, if the gradient can come in
+                                      // parts
     std::span<const MarkedDim> marked = {};
     // Returns whether code for these ranges of the marked dimensions exists already.
     absl::FunctionRef<bool(const OtherRecordings&)> ranges_met;
@@ -63,11 +64,12 @@ class Entry : public std::enable_shared_from_this<Entry> {
   Entry(const Graph& recorded, const Request& request);
 
   // ---- The recording
-  const Graph& recording() const { return recording_; }  // as its first call made it: for double backward
+  const Graph& recording() const { return recording_; }  // as its first call recorded it; used for double backward
   const RecordedFloats& floats() const { return floats_; }
   Device device() const { return device_; }            // of everything in it
   bool communicates() const { return communicates_; }  // it has collectives
-  // What later recordings are compared with. It has no graph if they must not be.
+  // The recording, in the form that later recordings are compared with. It has no graph if no later one may be compared
+  // with it.
   KnownRecording known() const;
 
   // ---- Its programs
@@ -79,11 +81,11 @@ class Entry : public std::enable_shared_from_this<Entry> {
   const CompiledBackward& backward() const { return backward_; }
   // True if backward() is for these gradients.
   bool is_usual(const Arriving& arriving) const;
-  // The backward for `arriving`. An output that nobody used sends no gradient at all, rather than zeros: that is less
-  // work, and infinity times zero is NaN. Compiled when it is first needed; CompileOptions::max_entries of them are
-  // kept. Null: it may not be compiled (stance, limit), so go backward op by op. Throws Error with
-  // Stance::kFailOnRecompile.
-  // `recorded`: the floats of the call. If the guards of the existing backwards reject them, compiles one more.
+  // Returns the backward for `arriving`, or null if it may not be compiled (stance, limit): then go backward op by op.
+  // It is compiled when it is first needed, and CompileOptions::max_entries of them are kept. An output that nobody
+  // used sends no gradient at all, rather than zeros: that is less work, and infinity times zero is NaN. Throws Error
+  // with Stance::kFailOnRecompile. `recorded`: the floats of the call. If the guards of the existing backwards reject
+  // these floats, one more backward is compiled.
   std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving,
                                                        std::span<const double> recorded) const;
   // The programs of backward() and of the backwards that backward_for() added.
@@ -93,12 +95,13 @@ class Entry : public std::enable_shared_from_this<Entry> {
   const CompileOptions& options() const { return options_; }
   // Which values the forward keeps for a backward; nullopt without a backward.
   const std::optional<Partition>& partition() const { return partition_; }
-  // Values of the recording that the usual backward reads, or one that runs the recording again.
+  // Values of the recording that are saved for backward: those that the usual backward reads, and those that are needed
+  // to run the recording again.
   const std::vector<ValueId>& saved() const { return saved_; }
-  // For each of saved(): the value that stands for it in the partition.
+  // For each of saved(): the corresponding value of the graph with chosen layouts.
   const std::vector<ValueId>& saved_as_laid_out() const { return laid_out_; }
-  // The graphs of `recorded`, the recording with other floats or sizes, derived as this entry's were. Without a
-  // backward if `arriving` is null.
+  // Derives the graphs of `recorded`, which is the recording with other floats or sizes, in the same way as this
+  // entry's graphs. Without a backward if `arriving` is null.
   DerivedGraphs derive_again(const Graph& recorded, const Arriving* arriving) const;
   // The parts of the model whose gradients leave at seams; empty: there are no seams.
   const std::vector<Part>& parts() const { return parts_; }
@@ -161,9 +164,9 @@ class Entry : public std::enable_shared_from_this<Entry> {
   mutable std::set<Arriving> failed_;  // those whose backward a stage could not compile
 };
 
-// An entry with the floats of one recording: this is what a call runs. Floats are arguments of a run: the floats of the
-// programs follow from the recording's by formulas. So if a factor changes from call to call, nothing is derived,
-// planned or compiled again. Thread safe.
+// An entry with the floats of one recording: this is what a call runs. Floats are arguments of a run, and the floats of
+// the programs are computed by formulas from the floats of the recording. So if a factor changes from call to call,
+// nothing is derived, planned or compiled again. Thread safe.
 class Binding {
  public:
   // Binds the entry to the floats of the recording that was compiled.
@@ -181,7 +184,7 @@ class Binding {
   const Graph& graph() const;
 
   struct Backward {
-    std::shared_ptr<const CompiledBackward> compiled;  // null: as Entry::backward_for
+    std::shared_ptr<const CompiledBackward> compiled;  // null: see Entry::backward_for()
     std::shared_ptr<const Floats> floats;
   };
   Backward backward_for(const Arriving& arriving) const;

@@ -91,11 +91,11 @@ std::shared_ptr<const Entry> EntryTable::newest() const {
   return newest_;
 }
 
-// Note [Kept recordings]. A region with more than max_entries recordings drops those with the lowest use counts.
-// Among equal counts it drops the most recently used one, not the least recently used one. Sizes often come in
-// turns, each once in an epoch: then the least recently used recording is the very next that is needed, and a region
-// that drops it replays nothing. To forget old use, a count is at most kMostUses, and all counts are halved after
-// every max_entries drops.
+// Note [Kept recordings]. A region with more than max_entries recordings drops those with the lowest use counts. Among
+// equal counts it drops the most recently used one, not the least recently used one. Sizes often come in turns, each
+// once in an epoch. Then the least recently used recording is the very next that is needed: a region that drops it
+// would compile every recording again in each epoch. To forget old use, a count is at most kMostUses, and all counts
+// are halved after every max_entries drops.
 namespace {
 constexpr int kMostUses = 8;
 }

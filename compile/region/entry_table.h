@@ -24,8 +24,8 @@ class EntryTable {
   // Binds the entry of `latest` to these floats: as find(), for a recording that is known to have its key. Null: the
   // guards of the entry reject the floats.
   std::shared_ptr<const Binding> rebind(const std::shared_ptr<const Binding>& latest, std::span<const double> floats);
-  // `piece`: the number of the recorded piece in its call. If the table is full, drops an entry and returns how many
-  // were dropped so far; otherwise returns 0.
+  // Adds an entry. If the table is full, drops another one and returns how many were dropped so far; otherwise returns
+  // 0. `piece`: the number of the recorded piece in its call.
   int64_t add(const RecordingKey& key, std::shared_ptr<const Binding> binding, int piece);
   // Empties the table. Returns how many entries it had.
   int64_t forget_all();
@@ -54,7 +54,7 @@ class EntryTable {
   std::atomic<bool> varies_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
   mutable std::mutex mutex_;  // guards what follows
-  // Entries with equal keys serve different floats.
+  // Several entries with one key hold for different floats.
   HashMap<RecordingKey, std::vector<Slot>> slots_;
   int n_entries_ = 0;
   int64_t n_dropped_ = 0;

@@ -27,6 +27,7 @@ struct LaunchExplanation {
   bool generated = false;
   bool widens = false;               // a product of f16 that the CPU's library computes in f32
   int algorithm = 0;                 // of a library call that was tuned (Mode::kMaxAutotune); 0: the library's first
+                                     // choice
   std::vector<int> nodes;            // indices into ProgramExplanation::nodes
   std::vector<std::string> sources;  // where the nodes come from; each place once
   std::string code;                  // loop IR; empty for library calls

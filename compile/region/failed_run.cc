@@ -17,8 +17,9 @@
 namespace rondo::compile {
 namespace {
 
-// The recorder of values that a failed run did not compute: reading one throws the reason. Such errors are rare and
-// their reasons few, so the recorders are never freed. Beyond a bound, one reason serves all.
+// The recorder of values that a failed run did not compute: reading one throws the reason. There is one recorder for
+// each reason, and it is never freed, because such errors are rare and their reasons few. Beyond kMostTexts reasons,
+// further ones share a recorder with a general text.
 class Missing final : public Recorder {
  public:
   explicit Missing(std::string reason) : reason_(std::move(reason)) {}

@@ -15,8 +15,8 @@
 
 namespace rondo::compile {
 
-// Makes the history of the complete results. The run kept nothing, so a backward from them first runs the ops that lead
-// to them again, op by op. It throws Error if a collective would run again.
+// Makes the history of the complete results. The run kept nothing for a backward. So a backward from these results
+// first runs again, op by op, the ops that lead to them. It throws Error if a collective would run again.
 std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Binding> binding,
                                                     std::span<const Tensor> inputs);
 
@@ -28,9 +28,9 @@ Recorder* recorder_of_missing(const std::string& reason);
 // (Note [Collectives are effects] in runtime/op/op.h).
 class CollectivesOfRun {
  public:
-  // Logs nothing if the entry cannot need it.
+  // Logs nothing if the entry can never need the log.
   CollectivesOfRun(const Entry& entry, std::span<const Tensor> inputs);
-  // Calls `fn`, in which collectives send only what the run has not sent. `fn` must be the recording, op by op.
+  // Calls `fn`, in which collectives send only what the run has not sent. `fn` must run the recording op by op.
   void rerun(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplay, fn); }
   // As rerun(), but sends nothing: a collective that the run had not reached throws.
   void rerun_without_sending(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplayOnly, fn); }
@@ -42,11 +42,13 @@ class CollectivesOfRun {
 };
 
 // Note [Draws after an error]. When an op of a recording throws, the recording has already drawn from random streams
-// for all its ops. In eager execution the ops behind the error have drawn nothing, so their draws are taken back.
+// for all its ops. In eager execution the ops after the one that throws have drawn nothing, so their draws are taken
+// back.
 //
 // `failed`: the call of the recording that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed);
-// The same after a run that has written nothing. If anything was drawn, runs op by op to find the call that threw.
+// As above, for a run that has written nothing. If anything was drawn, runs the recording op by op to find the call
+// that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, CollectivesOfRun& collectives);
 
 }  // namespace rondo::compile

@@ -25,7 +25,7 @@ KeptValues::KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::
   const std::vector<int>& with_gradient = entry_.backward().grad_inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& input = inputs[i];
-    // Saves an input that gets no gradient without history: gradient_edge() of such an input may throw.
+    // An input that gets no gradient is saved without its history, because gradient_edge() of such an input may throw.
     const bool no_history = input.requires_grad() && std::find(with_gradient.begin(), with_gradient.end(),
                                                                static_cast<int>(i)) == with_gradient.end();
     if (entry_.recording().value(entry_.recording().inputs[i]).overwritten) saved->inputs.emplace_back();

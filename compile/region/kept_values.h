@@ -39,8 +39,8 @@ class KeptValues {
   // `entry` outlives this.
   KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results);
 
-  // The port that the history of an output owns, so that the output is known to be in use; it owns `node`. Null: all
-  // outputs share one history, the node itself.
+  // Returns the port of an output. The history of the output owns the port, which shows that the output is in use; the
+  // port owns `node`. Null: all outputs share one history, the node itself.
   std::shared_ptr<void> port(int output, std::shared_ptr<Node> node);
   // True if a backward may come from some outputs and not from others.
   bool has_ports() const { return !ports_.empty(); }

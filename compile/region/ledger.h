@@ -43,16 +43,16 @@ class Ledger {
   void add_failed_run(const std::exception& reason);
   // Resets the report to that of a new region, except for the number of layers: compile::reset().
   void restart();
-  // If a stage of the compiler failed (InternalError), or there is no code generator for the device (NoCodeGenerator),
-  // something runs eagerly: counts that, warns once with the reason, and returns true. For other errors does nothing
-  // and returns false.
+  // Call when a compilation has thrown `reason`. If a stage of the compiler failed (InternalError), or there is no code
+  // generator for the device (NoCodeGenerator), counts this, warns once with the reason, and returns true: the caller
+  // then runs eagerly. For other errors does nothing and returns false.
   bool add_failed_compilation(const std::exception& reason);
 
  private:
   const std::string name_;
   mutable std::mutex mutex_;  // guards what follows
   RegionReport report_;
-  int most_launches_ = 0;  // of one entry, among those that the latest call made
+  int most_launches_ = 0;  // the number of launches of the largest entry among those that the latest call made
   std::vector<std::string> breaks_;
 };
 

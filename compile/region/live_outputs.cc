@@ -20,7 +20,7 @@ ValueId base_of(const WritingTrace& trace, ValueId id) {
   return base;
 }
 
-// The i-th output of the recording gets the memory and the history of `result`.
+// Gives the i-th output of the recording the memory and the history of `result`.
 void attach_output(WritingTrace& trace, int i, const Tensor& result, RegionNode* node) {
   const Graph& graph = trace.recorded();
   const ValueId id = graph.outputs[static_cast<size_t>(i)];

@@ -134,8 +134,8 @@ std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size) {
     }
     return {low, range.max};
   }
-  // Bounds grow by a constant factor, because code for a narrower bucket saves only a part of a kernel's step or two.
-  // They are multiples of kLanes, where a kernel's steps end.
+  // Bounds grow by a constant factor. Narrower buckets would gain little: their code saves only a part of one or two
+  // steps of a kernel. Bounds are multiples of kLanes, where a kernel's steps end.
   double bound = static_cast<double>(std::max<int64_t>(range.min, 1));
   const double factor = std::pow(static_cast<double>(range.max) / bound, 1.0 / range.buckets);
   for (int i = 1; i < range.buckets; ++i) {
@@ -200,7 +200,7 @@ void OtherRecordings::prepare() const {
   bool bounded = true;
   for (const SizeVariable& v : variables_) {
     now.push_back(v.size);
-    // A neighbouring multiple: the greatest common divisor of this one and `size` divides all multiples.
+    // A neighbouring multiple. A number that divides it and `size` also divides their difference, and so all multiples.
     next.push_back(v.size - v.multiple_of >= 2 ? v.size - v.multiple_of : v.size + v.multiple_of);
     smallest.push_back(v.min);
     largest.push_back(v.max);

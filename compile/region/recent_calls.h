@@ -20,7 +20,7 @@ class RecentCalls {
     std::lock_guard lock(mutex_);
     latest_.swap(latest);
   }
-  // The newest replay that matches the call; null: there is none.
+  // Returns the newest replay that matches the call; null: there is none.
   std::shared_ptr<const Replay> find(const nn::ModuleCall& call) const {
     std::lock_guard lock(mutex_);
     for (size_t i = replays_.size(); i-- > 0;)

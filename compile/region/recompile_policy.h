@@ -18,14 +18,14 @@ class RecompilePolicy {
   struct Verdict {
     bool eagerly = false;    // the new recording or backward runs eagerly, and was counted
     bool explained = false;  // an earlier eager run was explained, so this one need not be
-    std::string warning;     // the beginning of what to tell the user; the reason follows
+    std::string warning;     // the first part of a warning for the user; the caller appends the reason
   };
   Verdict ask() const;
   // Returns ask().eagerly. Reports `why` to the user, unless an earlier eager run was explained.
   bool must_run_eagerly(const std::string& why) const;
 
-  // Returns compile(). With Stance::kFailOnRecompile and `is_recompile` no code is generated: throws Error if some is
-  // needed.
+  // Returns compile(). With Stance::kFailOnRecompile and `is_recompile`, no code may be generated: throws Error if
+  // compile() needs to.
   template <class Compile> auto guarded(const std::string& why, bool is_recompile, Compile compile) const {
     if (!is_recompile || stance() != Stance::kFailOnRecompile) return compile();
     const ForbidCodeGeneration forbid;

@@ -30,8 +30,8 @@ class [[gnu::visibility("hidden")]] Region {
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
-  // Makes every region of the process as good as new, except for the number of its layers. Adds what they forget to
-  // `sum`. Calls and backwards under way finish with their old programs.
+  // Resets every region of the process to a new one, except for the number of its layers. Adds what they forget to
+  // `sum`. Calls and backwards that are running finish with their old programs.
   static void reset_all(ResetReport & sum);
   // Adds a module that shares the region. Returns the place for the module's latest calls.
   std::shared_ptr<RecentCalls> add_layer();
@@ -57,12 +57,12 @@ class [[gnu::visibility("hidden")]] Region {
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
   void verify_replay(FollowingTrace & trace, const Binding& expected) const;
-  // Counts a graph break. Throws Error if there must be none.
+  // Counts a graph break. Throws Error if CompileOptions::fullgraph forbids them.
   void break_graph(const std::string& reason);
   RegionReport report() const;
   // The reasons of its graph breaks: the first 32 that differ.
   std::vector<std::string> breaks() const { return ledger_->breaks(); }
-  // In the order of their last use, the most recent at the end.
+  // The entries in the order of their last use, the most recent at the end.
   std::vector<std::shared_ptr<const Entry>> entries() const { return table_.entries(); }
 
  private:
@@ -82,7 +82,8 @@ class [[gnu::visibility("hidden")]] Region {
   std::shared_ptr<const Entry> compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
                                                  std::vector<int64_t>& ranges);
   void count_entry(const Entry& entry);
-  // Without a binding, runs op by op. Returns the binding that ran.
+  // Runs the recording, op by op if `binding` is null, and gives its outputs memory and history. Returns the binding
+  // that ran.
   std::shared_ptr<const Binding> run_and_attach(FollowingTrace & trace, std::shared_ptr<const Binding> binding);
 
   const CompileOptions options_;

@@ -79,7 +79,9 @@ void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs,
 
 void RegionTrace::flush_gradient(const TensorImpl& tensor, std::source_location where) {
   if (has_writes()) return graph_break("a gradient is watched", where);
-  // Runs the recording up to this tensor. The ops that have read it already become a separate piece, behind the hook.
+  // Runs the recording up to the op that makes this tensor. The ops recorded since, among them those that read the
+  // tensor, become the next piece. So in backward the hook runs between the two pieces, on the sum of the readers'
+  // gradients.
   region_.break_graph("a gradient is watched" + describe_location(where));
   broken_ = true;
   stop_following();
@@ -235,7 +237,8 @@ bool RegionTrace::runs_at_once_in_loop(const OpDef& op, std::span<const Tensor* 
   if (of_piece) return end_loop(), false;  // a view of what this piece makes
   call_now(op, inputs, attrs, outputs, where);
   if (region_.options().exact) return true;
-  // The strides of a part depend on the number of steps. With a dense copy one recording serves all numbers of steps.
+  // The strides of a part depend on the number of steps. A dense copy has the same strides for all numbers of steps, so
+  // one recording is enough for all of them.
   RecorderScope eager(nullptr);
   for (const Tensor& part : outputs)
     if (!is_contiguous(part.sizes(), part.strides())) dense_parts_[part.impl()] = {part, part.contiguous()};

@@ -59,7 +59,7 @@ class RegionTrace final : public FollowingTrace {
   template <class Run> std::shared_ptr<const Binding> run_now(const Run& run);
 
   // ---- Note [Loops over time] (capture/loop_steps.h)
-  // The calls of the recording, as lines of a program.
+  // Returns the calls of the recording, as lines of a program.
   std::vector<LoopSteps::Line> lines() const;
   // Call before recording a call in a loop. Runs the piece that is now complete, if any. True: the call itself was made
   // at once and is not to be recorded.
@@ -73,7 +73,7 @@ class RegionTrace final : public FollowingTrace {
   // Runs the recording, which holds `steps` steps of the loop; 0: the piece that starts before the loop. If that
   // throws, the loop is over, because its last steps can no longer be run.
   void run_steps(int steps);
-  // Runs the steps that are left in pieces of few lengths, so that few recordings serve all numbers of steps.
+  // Runs the steps that are left in pieces of few lengths, so that few recordings are enough for all numbers of steps.
   void run_steps_left();
   void end_loop();
   void forget_recording();

@@ -19,7 +19,7 @@ RunResult after_error(std::shared_ptr<const Binding> binding, std::span<const Te
                       std::vector<Tensor> finished, CollectivesOfRun& collectives, const std::exception& e) {
   const Entry& entry = *binding->entry();
   RunResult result;
-  // An InternalError is a bug of this library, not an error of the program: running again would not find one.
+  // An InternalError is a bug of this library. Running op by op again would find no error of the program.
   const bool waits = has_waiting_checks(entry.forward().plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
   if (entry.recording().versions.empty() && !waits) {
     take_back_draws(binding->graph(), inputs, collectives);

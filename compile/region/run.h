@@ -11,7 +11,7 @@
 
 namespace rondo::compile {
 
-// The caller takes the values, then throws the error.
+// What a run leaves behind. The caller takes the values first, then throws `error` if it is set.
 struct RunResult {
   std::shared_ptr<const Binding> binding;  // what ran; null: the recording ran op by op
   // The outputs of the recording, then what the backward needs. An output is undefined, or `values` is empty, if an op

@@ -11,7 +11,8 @@ namespace rondo::compile {
 // eager execution would have. In `results` (of recorded.outputs), the inputs themselves replace these last versions.
 void write_back(const Graph& recorded, std::span<const Tensor> inputs, std::span<Tensor> results);
 
-// Call while a recording runs op by op: writes those values of the node `made` that are versions of inputs.
+// Call while a recording runs op by op: if results of the node `made` are new versions of inputs, writes them into
+// these inputs.
 void write_versions(const Graph& recorded, const GraphNode& made, std::span<const Tensor> inputs,
                     std::span<const Tensor> values);
 

@@ -13,7 +13,7 @@
 namespace rondo::compile {
 namespace {
 
-// Returns the stages of RONDO_DUMP, bit_of() each.
+// Returns the stages that RONDO_DUMP names, as bits (bit_of()).
 uint64_t chosen_stages() {
   const char* list = std::getenv("RONDO_DUMP");
   if (list == nullptr) return 0;

@@ -16,7 +16,7 @@ struct Outcomes {
   std::mutex mutex;
   std::array<std::string, kOutcomes> reasons;  // guarded by mutex
 };
-// Never destroyed: backwards of static tensors may count.
+// Never destroyed: the backward of a static tensor may count while static objects are destroyed.
 Outcomes& outcomes() {
   static auto* const instance = new Outcomes;
   return *instance;

@@ -16,17 +16,18 @@ enum class Outcome : uint8_t {
   kRegion,    // a region was made: compile_regions() and compile_module() make them
   kCompiled,  // a program of a region ran, forward or backward; or a compiled step of an optimizer
   kFailed,    // a stage of the compiler failed, or the device has no code generator, so something runs eagerly
-  kEager,     // a recording, a backward or an optimizer's step ran op by op: a failed stage, the stance, the limit
+  kEager,     // a recording, a backward or an optimizer's step ran op by op, because of a failed stage, the stance or
+              // the recompile limit
   kBypassed,  // a compiled module was called and recorded nothing: Stance::kForceEager, EagerScope, DetectAnomaly
   kReplayed,  // a backward ran op by op because eager execution defines it: gradients with a history, hooks inside the
-              // region, DetectAnomaly, overwritten memory, what a failed run had computed
+              // region, DetectAnomaly, overwritten memory, or a forward that had failed
 };
 inline constexpr int kOutcomes = 6;
 using OutcomeCounts = std::array<int64_t, kOutcomes>;  // by outcome
 
 std::string_view name_of(Outcome outcome);
 void count(Outcome outcome);
-// The same, with the reason. It takes a lock.
+// As count(outcome), and keeps the reason for last_reason(). Takes a lock.
 void count(Outcome outcome, std::string_view why);
 // The counts since the process began.
 OutcomeCounts outcome_counts();

@@ -21,7 +21,7 @@ struct StageInput {
   CompilerStage stage;
   // Its input, in the form that exec/reproduce.h reads. Called only when the stage has failed.
   absl::FunctionRef<std::string()> text;
-  // True: an Error of `body` is meant for the user, as that of a gradient rule, and is passed on unchanged.
+  // True: an Error of `body` is meant for the user, such as an error of a gradient rule, and is passed on unchanged.
   bool may_refuse = false;
 };
 

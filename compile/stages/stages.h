@@ -22,7 +22,7 @@
 //   reuse       no result is written over an operand
 //   cache       kernels are neither read from disk nor written to it
 //
-// Part of the key of every recording. Thread safe.
+// The list of stages that are left out is part of the key of every recording. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ enum class CompilerStage : uint8_t {
   kLayouts,
   kPartition,
   kRecompute,
-  // transform/pipeline.cc; the passes in the order in which they first come there
+  // transform/pipeline.cc; the passes in the order of their first rows in its table
   kVerify,
   kInput,
   kDecompose,

@@ -63,7 +63,8 @@ struct TableCall {
 
 // How a target's code and its library calls run. Each function enqueues on the compute stream of the device, and copies
 // the host memory that a call points to, except what `owner` keeps alive: code, kernels, extents and scalars. `owner`
-// is null if the device runs everything immediately, if the caller waits, and if keeps_owner is false (kernels).
+// is null if the device runs everything immediately, or if the caller waits. For kernels it is also null if keeps_owner
+// is false.
 struct LaunchFunctions {
   using Owner = std::shared_ptr<const void>;
   bool keeps_owner = true;  // false: `kernel` and `combine` copy what they need, and code is unloaded in stream order

@@ -15,7 +15,7 @@ namespace rondo::compile {
 // With fewer elements, a second thread costs more than it saves.
 inline constexpr int64_t kTableGrain = 1 << 14;
 
-// `rows` rows of `width` elements, and a shorter last row if `numel` is more.
+// An item has `rows` whole rows of `width` elements, and a shorter last row if `numel` is larger than rows * width.
 struct TableItem {
   int64_t rows = 0, width = 0, numel = 0;  // rows: whole rows
   const double* scalars = nullptr;         // device values: the kernel's scalars, in order
@@ -41,8 +41,8 @@ struct Table {
   TableRows rows() const;
 };
 
-// A launch runs if *value == equals when it is the launch's turn on the device. Without `value`: unless the device has
-// failed (backend.h, Note [Late errors]).
+// The condition of a launch. When the launch's turn on the device comes, it runs only if *value == equals. If `value`
+// is null, it runs unless the device has failed (backend.h, Note [Late errors]).
 struct Condition {
   const double* value = nullptr;
   double equals = 0;

@@ -15,7 +15,7 @@ struct Interleave {
   int64_t run, pitch, offset;
 };
 
-// The layout of a view of a part after the part has moved into the whole; nullopt if strides cannot express it.
+// Returns the layout that a view of a part has when the part lies in the whole; nullopt if strides cannot express it.
 std::optional<Value> moved(const Value& view, const Interleave& lay, ValueId whole) {
   Value result = view;
   int64_t inner = view.offset % lay.run;  // the largest offset within a run that the indices reach
@@ -68,7 +68,7 @@ class Assembler {
     if (value.producer < 0 || value.root != part || placed_[part] || returned_[part]) return false;
     const GraphNode& maker = graph_.node(value.producer);
     if (maker.op->strided_outputs) return true;
-    // If it has another reader, that one is better fused with the producer, so the part stays where it is.
+    // If the value has a second reader, it stays where it is: fusing that reader with the producer is worth more.
     return writes_parts(*maker.op) && space_of(graph_, maker).unit.fused && views_[part].size() == 1 &&
            uses_[part] == 1;
   }

@@ -23,8 +23,8 @@ struct Capabilities {
   bool gathers_sums = false;
   // True if convolutions convert images that are not channels last: Note [Chosen layouts] in transform/lay_out.h.
   bool prefers_channels_last = false;
-  // True if products add to, or activate, their own result faster than a separate kernel does. Such a product that
-  // writes f32 takes an f32 bias, whatever the dtype of its operands.
+  // True if products add to, or activate, their own result faster than a separate kernel does. A product with such an
+  // epilogue that writes f32 takes an f32 bias, whatever the dtype of its operands.
   bool epilogues_pay = false;
 };
 

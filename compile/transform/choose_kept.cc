@@ -117,9 +117,9 @@ bool is_cheap(const Graph& graph, const GraphNode& node) {
 
 int64_t bytes_of(const Value& value) { return value.sizes.numel() * static_cast<int64_t>(size_of(value.dtype)); }
 
-// The cost of computing a node, in bytes moved: the bytes that it reads and writes, and its products at kFlopsPerByte
-// operations per byte. That is about the ratio of processors (480 GFLOP/s of products beside 25 GB/s from memory,
-// measured on two cores of Zen 5).
+// Returns the cost of computing a node, in bytes moved: the bytes that it reads and writes, and its products at
+// kFlopsPerByte operations per byte. kFlopsPerByte is about the ratio of a processor's speeds (480 GFLOP/s of products
+// beside 25 GB/s from memory, measured on two cores of Zen 5).
 int64_t work_of(const Graph& graph, const GraphNode& node) {
   constexpr int64_t kFlopsPerByte = 20;
   int64_t work = 1 + flops_of(graph, node) / kFlopsPerByte;
@@ -145,7 +145,7 @@ class Chooser {
       // A view keeps the whole memory of its root.
       keeping_costs_[v] = std::max<int64_t>(bytes_of(forward.value(value.root)), 1);
       if (!callers[value.root]) continue;
-      // An input that the recording overwrites no longer exists then.
+      // An input that the recording overwrites no longer exists when the backward runs.
       const bool gone = forward.value(value.root).producer < 0 && forward.value(value.root).overwritten;
       const bool allowed = !gone && (is_needed[v] || value.leaf || (any_input && value.producer < 0));
       keeping_costs_[v] = allowed ? 0 : FlowNetwork::kInfinite;
@@ -160,8 +160,9 @@ class Chooser {
   };
   // `costs`: by node, the cost of recomputing it, in bytes.
   Cut cut(const std::vector<int64_t>& costs) const {
-    // Every value is two nodes, an edge between them that costs its bytes: cutting it is keeping the value. An edge
-    // from the source to the node that makes it costs what the node costs: cutting it is recomputing the node.
+    // In the network, every value is two nodes and an edge between them. That edge costs the value's bytes, and cutting
+    // it means keeping the value. Every node of the graph has an edge from the source. That edge costs what recomputing
+    // the node costs, and cutting it means recomputing the node.
     const size_t n = graph_.values.size(), source = 2 * n, sink = 2 * n + 1;
     FlowNetwork network(2 * n + 2 + graph_.nodes.size());
     for (size_t v = 0; v < n; ++v) {
@@ -185,7 +186,7 @@ class Chooser {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) cut.again.push_back(after[sink + 1 + i] && work_[i] > 0);
     return cut;
   }
-  // The cut when a byte of work costs `price` bytes.
+  // Returns the cut when a byte of work costs `price` bytes.
   Cut cut_at(double price) const {
     std::vector<int64_t> costs;
     for (int64_t work : work_)
@@ -193,7 +194,7 @@ class Chooser {
           std::min(price * static_cast<double>(work), static_cast<double>(FlowNetwork::kInfinite))));
     return cut(costs);
   }
-  // The cut in which only the nodes in `again`, and nodes without work, may be recomputed, at no cost.
+  // Returns the cut in which only the nodes in `again`, and nodes without work, may be recomputed, at no cost.
   Cut cut_allowing(const std::vector<bool>& again) const {
     std::vector<int64_t> costs;
     for (size_t n = 0; n < work_.size(); ++n) costs.push_back(again[n] || work_[n] == 0 ? 0 : FlowNetwork::kInfinite);

@@ -113,7 +113,7 @@ std::optional<Graph> widen_reductions(const Graph& graph) {
 
 namespace {
 
-// The number of leading ints of a chained call, before the ints of its operands.
+// Returns how many ints of a chained call come before the ints of its operands.
 size_t header(const GraphNode& node) {
   return node.attrs.ints.size() - node.inputs.size() * static_cast<size_t>(node.op->chains);
 }

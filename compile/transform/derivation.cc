@@ -12,7 +12,8 @@
 namespace rondo::compile {
 namespace {
 
-// Returns the values of the recording that a plan of the backward reads, or a backward that runs the recording again.
+// Returns the values of the recording that a plan of the backward reads, and those that are needed to run the recording
+// again.
 std::vector<ValueId> values_read(const Graph& recorded, const BackwardGraph& derived) {
   const std::vector<bool> read = inputs_needed(derived.graph);
   std::vector<ValueId> values;
@@ -49,11 +50,11 @@ bool divide(DerivedGraphs& made, const Derivation& how) {
   return true;
 }
 
-// This table is the contents of a derivation.
+// The stages of a derivation, in order.
 constexpr Row kDerivation[] = {
-    // The gradient rules of the ops, in reverse order.
+    // Runs the gradient rules of the ops, in reverse order.
     {CompilerStage::kDifferentiate, &wants_backward, &differentiate},
-    // Images lie channels last inside of both graphs.
+    // Chooses layouts: images may lie channels last inside of both graphs.
     {CompilerStage::kLayouts, &always, &choose_layouts},
     // Chooses the values that the forward keeps and those that the backward recomputes.
     {CompilerStage::kPartition, &keeps_values, &divide},
@@ -63,15 +64,15 @@ bool run_checked(const Row& row, DerivedGraphs& made, const Derivation& how) {
   const bool changed = row.run(made, how);
 #ifndef NDEBUG
   if (changed) {
-    if (row.stage != CompilerStage::kDifferentiate) verify(made.forward());  // the recording until then
+    if (row.stage != CompilerStage::kDifferentiate) verify(made.forward());  // kDifferentiate leaves it as recorded
     if (made.backward) verify(made.backward->graph);
   }
 #endif
   return changed;
 }
 
-// The input of a stage as a reproducer has it (exec/reproduce.h): the recording, on which the earlier stages are run
-// again. `like` is left out.
+// Returns the input of a stage in the form of a reproducer (exec/reproduce.h): the recording, on which the earlier
+// stages are run again. `like` is left out.
 std::string input_text(const Graph& recorded, const Derivation& how) {
   std::string text = to_string(PassOptions{.exact = !how.lays_out});
   absl::StrAppend(&text, to_string(recorded), "recompute ", static_cast<int>(how.options.recompute), " ",

@@ -37,20 +37,20 @@ struct Derivation {
 
 struct DerivedGraphs {
   Graph recording = {};              // with the chosen layouts
-  std::vector<ValueId> saved = {};   // the values of Derivation::saved, as ids of the recording
-  std::vector<ValueId> needed = {};  // the same values, as ids of `recording`
+  std::vector<ValueId> saved = {};   // the values of Derivation::saved, as ids of derive()'s `recorded`
+  std::vector<ValueId> needed = {};  // the same values, as ids of the field `recording`
   std::optional<BackwardGraph> backward = {};
   std::optional<Partition> partition = {};  // none if nothing is differentiable
 
   const Graph& forward() const { return partition ? partition->forward() : recording; }
 };
-// The text of both graphs, the forward first.
+// Returns the text of both graphs, the forward first.
 std::string to_string(const DerivedGraphs& made, Locations locations = Locations::kOmit);
 
-// `last`: the last stage that runs, for a reproducer.
+// Derives the graphs of `recorded`. `last`: the last stage that runs, for a reproducer.
 DerivedGraphs derive(const Graph& recorded, const Derivation& how, CompilerStage last = CompilerStage::kPartition);
 
-// True if one of its outputs requires a gradient.
+// True if an output of the recording requires a gradient.
 bool is_differentiable(const Graph& recorded);
 
 // The lists of Arriving, with the names that they have in a reproducer.

@@ -82,7 +82,7 @@ class Comparison {
     if (a.leaf != b.leaf) return changed("is_leaf", yes_no(a.leaf), yes_no(b.leaf));
   }
 
-  // An operand in words, without ids of values.
+  // Describes an operand in words, without ids of values.
   std::string describe(const Graph& graph, const Positions& inputs, ValueId id) const {
     if (id == kNoValue) return "nothing";
     if (const auto at = inputs.find(id); at != inputs.end())

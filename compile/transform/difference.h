@@ -18,12 +18,12 @@ struct Difference {
   int64_t count = 0;
 };
 
-// The difference between `before` and `now`, in words. `input_names` names the inputs of `now`, in order; an input
-// without a name is shown by its position and first use.
+// Describes the difference between `before` and `now` in words. `input_names` names the inputs of `now`, in order; an
+// input without a name is shown by its position and first use.
 Difference difference(const Graph& before, const Graph& now, std::span<const std::string> input_names = {});
 
-// The difference() to the nearest recording: the one with the fewest differences, or the latest of several. "" if
-// `before` is empty.
+// Describes the difference() of `now` from the nearest recording: the one with the fewest differences, or the latest of
+// several. "" if `before` is empty.
 std::string nearest_difference(std::span<const Graph* const> before, const Graph& now,
                                std::span<const std::string> input_names = {});
 

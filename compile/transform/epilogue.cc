@@ -25,7 +25,8 @@ class EpilogueFinder {
         reader_[written] = static_cast<int32_t>(n);
       }
     }
-    // The caller reads outputs, too, and a part of an assembled value is read as the whole.
+    // Outputs get two more reads, so that they never count as read only once: the caller reads them, too. A read of a
+    // part of an assembled value counts as a read of the whole.
     for (ValueId id : graph.outputs) reads_[graph.written(id)] += 2;
   }
 

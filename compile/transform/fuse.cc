@@ -53,7 +53,7 @@ ValueId shown_elements(const Graph& graph, ValueId id) {
 bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
   if (!node.op->is<trait::Convert>()) return false;
   const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
-  // The caller may write to a result, so a result is not such a copy.
+  // The caller may write to a result of the graph, so a result is never a shared copy of a parameter.
   for (ValueId id : graph.outputs)
     if (graph.value(id).root == node.outputs[0]) return false;
   return from.leaf && from.producer < 0 && from.dtype == kF32 && is_low_precision(to.dtype) &&
@@ -70,7 +70,8 @@ class Reachability {
  public:
   explicit Reachability(size_t n) : n_(n), words_((n + 63) / 64), after_(n * words_), before_(n * words_) {}
 
-  // `to` reads a result of `from`. REQUIRES: all edges to `from` were added before, and none from `to` yet.
+  // Adds an edge: `to` reads a result of `from`. REQUIRES: all edges to `from` were added before, and none from `to`
+  // yet.
   void add_edge(size_t from, size_t to) {
     uint64_t* before = row(before_, to);
     for (size_t w = 0; w < words_; ++w) before[w] |= row(before_, from)[w];
@@ -81,14 +82,14 @@ class Reachability {
     for (size_t to = 0; to < n_; ++to) for_each(row(before_, to), [&](size_t from) { set(row(after_, from), to); });
   }
 
-  // True if a path from one to the other goes through a third unit.
+  // True if a path from `from` to `to` goes through a third unit.
   bool passes_through(size_t from, size_t to) const {
     const uint64_t *a = row(after_, from), *b = row(before_, to);
     for (size_t w = 0; w < words_; ++w)
       if ((a[w] & b[w]) != 0) return true;
     return false;
   }
-  // The only unit on all paths from one to the other. kNone: there are several units, or none.
+  // Returns the third unit through which paths from `from` to `to` go. kNone: there are several such units, or none.
   static constexpr size_t kNone = SIZE_MAX;
   size_t only_between(size_t from, size_t to) const {
     size_t found = kNone;
@@ -101,7 +102,7 @@ class Reachability {
     }
     return found;
   }
-  // b becomes a part of a. REQUIRES: no unit is between them.
+  // Merges b into a. REQUIRES: no unit is between them.
   void merge(size_t a, size_t b) {
     std::vector<uint64_t> sources(words_), targets(words_);
     for (size_t w = 0; w < words_; ++w) {
@@ -162,7 +163,8 @@ class Fuser {
   }
 
  private:
-  // Units [begin, end). Units read results of earlier units only, so no path between two of them leaves the window.
+  // Fuses units [begin, end). Units read results of earlier units only, so no path between two of them leaves the
+  // window.
   void fuse_window(size_t begin, size_t end) {
     touches_.clear();
     for (size_t u = begin; u < end; ++u)
@@ -218,9 +220,9 @@ class Fuser {
     }
   }
 
-  // True if unit `other` only computes pointwise values that have one number for each row of unit `first`. It then
-  // joins `first` before units of its own size, because the readers of those numbers may share all that `first` reads,
-  // as the squares of a variance share the read of its mean.
+  // True if unit `other` only computes pointwise values that have one number for each row of unit `first`. Then `other`
+  // joins `first` before units of its own size do, because the readers of these numbers may read the same values as
+  // `first`: in a variance, the squares read the same input as the mean.
   bool makes_rows(size_t first, size_t other) const {
     const Candidate &rows = units_[first], &numbers = units_[other];
     return numbers.takes_any && numbers.unit.rows * numbers.unit.cols == rows.unit.rows && may_merge(first, other);
@@ -249,7 +251,7 @@ class Fuser {
   void make_singletons() {
     // A product and its epilogues are one unit from the start, at the position of the last epilogue, where all
     // operands are available.
-    NodeMap<int32_t> ends(graph_, -1);  // of a product's last epilogue: the product
+    NodeMap<int32_t> ends(graph_, -1);  // by node: the product whose last epilogue the node is; -1: none
     NodeMap<bool> absorbed(graph_, false);
     int32_t latest_collective = kNone;
     for (size_t i = 0; i < epilogues_.size(); ++i) {
@@ -297,7 +299,7 @@ class Fuser {
     return graph_.value(graph_.written(check.inputs[0])).producer < 0 && !communicates_;
   }
 
-  // The unit that computes a value, looking through views; -1 for inputs.
+  // Returns the unit that computes a value, looking through views; -1 for inputs.
   int unit_of_value(ValueId id) const {
     const int32_t producer = graph_.value(graph_.written(id)).producer;
     return producer < 0 ? -1 : unit_of_[producer];
@@ -321,7 +323,7 @@ class Fuser {
     return reach;
   }
 
-  // Each value in `touched` may be an operand.
+  // True if the merged kernel might have more operands than allowed: each value in `touched` may be an operand.
   bool too_many_operands(const Candidate& a, const Candidate& b) const {
     if (a.touched.size() + b.touched.size() <= most_operands_) return false;
     std::vector<ValueId> both;
@@ -329,7 +331,7 @@ class Fuser {
     return both.size() > most_operands_;
   }
 
-  // The space of both units together; nullptr if there is none.
+  // Returns the space that both units have together; nullptr if there is none.
   const Unit* common_space(const Candidate& a, const Candidate& b) const {
     if (a.only_checks && b.only_checks) return nullptr;
     if (a.unit.rows == b.unit.rows && a.unit.inner == b.unit.inner) {
@@ -384,9 +386,9 @@ class Fuser {
     return true;
   }
 
-  // The gain of a merged kernel, which reads values once instead of twice, or does not write them: in bytes per element
-  // of the space; bytes per row or column have far less weight. Independent of sizes: a block is fused in the same way
-  // at every length, so its code can be shared.
+  // Returns the gain of merging two kernels: the bytes that the merged kernel reads once instead of twice, or does not
+  // write. They count per element of the space; bytes per row or column have far less weight. The gain does not depend
+  // on sizes, so a block is fused in the same way at every length, and its code can be shared.
   int64_t bytes_shared(const Candidate& a, const Candidate& b) const {
     int64_t bytes = 0;
     const int64_t elements = std::max(a.unit.rows * a.unit.cols, b.unit.rows * b.unit.cols);

@@ -47,7 +47,7 @@ class Deriver {
         std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
     const DeviceScope device(trace_.device);  // for calls without operands
     RecorderScope record(&trace_);
-    trace_.first_call = 1 << 20;  // not the forward's numbers, because its nodes may be added
+    trace_.first_call = 1 << 20;  // no numbers of the forward: its nodes may be added to this graph
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {
       if (!arriving_.totals[i]) continue;
       const ValueId id = forward_.inputs[i];
@@ -103,7 +103,7 @@ class Deriver {
     return dense;
   }
 
-  // By value: the first one that is the same variable of the tape (ops::is_same_variable).
+  // By value: the first value that is the same variable of the tape (ops::is_same_variable).
   static ValueMap<ValueId> variables(const Graph& forward) {
     ValueMap<ValueId> first(forward, kNoValue);
     for (size_t id = 0; id < forward.values.size(); ++id) first[id] = static_cast<ValueId>(id);
@@ -112,7 +112,7 @@ class Deriver {
     return first;
   }
 
-  // `is_total`: `grad` already includes the earlier contributions.
+  // Adds `grad` to the gradient of a value. `is_total`: `grad` already includes the earlier contributions.
   void accumulate(ValueId id, const Tensor& grad, bool is_total = false) {
     ++contributions_[variables_[id]].parts;
     Tensor& total = grads_[variables_[id]];
@@ -182,7 +182,7 @@ class Deriver {
     trace_.origin = nullptr;
   }
 
-  // The input, if its gradient is wanted in parts; else -1.
+  // Returns the input, if its gradient is wanted in parts; else -1.
   int32_t input_in_parts(ValueId id) const {
     for (size_t i = 0; i < arriving_.in_parts.size(); ++i)
       if (arriving_.in_parts[i] && forward_.inputs[i] == variables_[id]) return static_cast<int32_t>(i);

@@ -13,8 +13,8 @@ struct BackwardInput {
   // forward.inputs; kSaved: a forward ValueId
   int32_t index = -1;
   Tensor constant;  // kConstant: a tensor that a gradient rule made (zeros for an unused piece of a split)
-  // kSaved: the first call whose gradient reads it, if the recording overwrites it; such a backward throws
-  // StaleTensorError. Otherwise -1.
+  // kSaved: if the recording overwrites the value, the first call whose gradient reads it; a backward that reads it
+  // throws StaleTensorError. Otherwise -1.
   int32_t stale_for = -1;
   bool is_stale() const { return stale_for >= 0; }
 };
@@ -31,8 +31,9 @@ struct BackwardGraph {
   std::vector<BackwardInput> inputs;        // parallel to graph.inputs
   std::vector<Contribution> contributions;  // by forward input
   std::vector<int> grad_inputs;             // graph.outputs are the gradients of these forward inputs, by position
-  // Some inputs want their gradient in two parts (Arriving::in_parts): a dense sum, which grad_inputs has, and then the
-  // rows that lookups contribute. `rows` and `indices` are positions in graph.outputs, behind the gradients.
+  // The gradients of some inputs are wanted in two parts (Arriving::in_parts): a dense sum, which is listed in
+  // grad_inputs, and then the rows that lookups contribute. `rows` and `indices` are positions in graph.outputs, after
+  // the gradients.
   struct Rows {
     int32_t input, rows, indices;
   };
@@ -55,9 +56,10 @@ struct Arriving {
   std::vector<bool> in_parts = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };
-// The inputs whose gradients may come in parts: in backward, lookups of their rows come after all other uses.
+// The inputs whose gradients may come in parts: inputs whose rows are looked up, if in backward these lookups come
+// after all other uses of the input.
 std::vector<int32_t> inputs_in_parts(const Graph& forward);
-// `device`: on which the backward runs, and on which rules make constants.
+// Derives the backward of `forward`. `device`: where the backward runs, and where rules make constants.
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {}, Device device = kCPU);
 
 }  // namespace rondo::compile

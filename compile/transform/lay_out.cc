@@ -22,7 +22,7 @@ bool keeps_layout(const OpDef& op) {
   return op.channels_last != nullptr || op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction;
 }
 
-// A graph with chosen layouts. `needed`: the values in it that stand for the values that backwards read.
+// A graph with chosen layouts. `needed`: its values that replace the values of the recording that backwards read.
 struct LaidOut {
   Graph graph;
   std::vector<ValueId> needed;
@@ -60,7 +60,7 @@ class LayoutChooser {
         },
         [&](ValueId id, const Symbols& symbols) {
           symbols_ = &symbols;
-          // The caller's outputs come first.
+          // The caller's outputs come first, and keep their layout.
           return output++ < graph_.outputs.size() ? usual(id) : as_it_lies(id);
         });
     Graph& graph = made.graph;
@@ -70,7 +70,7 @@ class LayoutChooser {
   }
 
  private:
-  // Sets goes_on_ for images that something reads besides elementwise ops on the way to a result.
+  // Sets goes_on_ for an image, unless it is read only by elementwise ops on the way to a result of the graph.
   void find_readers(const GraphNode& node) {
     bool goes_on = names_layout(*node.op) || node.op->kind == OpKind::kReduction;
     if (node.op->channels_last != nullptr || node.op->kind == OpKind::kElementwise) {
@@ -155,8 +155,8 @@ class LayoutChooser {
     if (is_filled_image(id)) return last_[id] = filled_last(graph_.node(v.producer));
     return last_[id] = with_dense_strides((*symbols_)[id], channels_last_strides(v.sizes));
   }
-  // True for an image filled with one number. It is filled again in the other layout, which is only a number in a
-  // kernel, because a copy would need memory.
+  // True for an image filled with one number. Instead of being copied, it is filled again in the other layout: that
+  // costs only a constant in a kernel, while a copy would need memory.
   bool is_filled_image(ValueId id) const {
     const Value& v = graph_.value(id);
     if (v.producer < 0 || !is_usual_image(v)) return false;
@@ -198,8 +198,8 @@ bool pays(const Graph& recorded, const Graph& chosen) {
   return cost(chosen) < kMost * cost(recorded);
 }
 
-// Turns a backward of the recording into one of `chosen`, whose own `needed` stand for `needed`. Chooses the layouts of
-// the rest of the backward, too.
+// Changes a backward of the recording so that it reads the values of `chosen`: chosen.needed[i] replaces needed[i].
+// Chooses the layouts of the rest of the backward, too.
 void follow(BackwardGraph& backward, const std::vector<ValueId>& needed, const LaidOut& chosen) {
   std::vector<bool> channels_last(backward.inputs.size(), false);
   for (size_t i = 0; i < backward.inputs.size(); ++i) {
@@ -247,7 +247,7 @@ Conversions count_conversions(const Graph& graph) {
                graph.value(node.inputs[0]).dtype == graph.value(node.outputs[0]).dtype) {
       const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
       const Value& image = graph.value(source(node.inputs[0]));
-      // A sum over the batch has three dimensions.
+      // An image has four dimensions, but a sum of images over the batch has three.
       if (image.sizes.rank() < 3 || to.sizes.rank() < 3 || is_contiguous(from.sizes, from.strides)) continue;
       ++found.copies;
       found.copied_bytes += image_bytes(to);

@@ -21,7 +21,8 @@
 namespace rondo::compile {
 
 // Chooses layouts in a recording and its backward (null: there is none), if that pays. `needed`: the values of the
-// recording that backwards read; replaced by the values that stand for them. Returns false if nothing changes.
+// recording that backwards read. Replaces them by the values of the new recording that backwards then read. Returns
+// false if nothing changes.
 bool lay_out(Graph& recorded, std::vector<ValueId>& needed, BackwardGraph* backward);
 
 // How often the graph converts images from one layout to the other: in separate copies, which may be fused into

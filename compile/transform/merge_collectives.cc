@@ -11,13 +11,13 @@
 namespace rondo::compile {
 namespace {
 
-// For larger ones, the bytes matter, and concatenating would copy them.
+// Larger collectives stay separate: their bytes matter more than the latency, and concatenating would copy the bytes.
 constexpr int64_t kMostElements = 1 << 16;
 
 using Group = std::vector<size_t>;  // nodes, in graph order
 
-// Depends only on the structure of the graph and on sizes, which are the same in all processes. So all processes find
-// the same groups.
+// Finds the groups from the structure of the graph and from sizes, which are the same in all processes. So all
+// processes find the same groups.
 std::vector<Group> find_groups(const Graph& graph) {
   std::vector<Group> groups;
   ValueMap<size_t> reads_of(graph, 0);  // by value: 1 + the latest group that it is computed from

@@ -1,5 +1,5 @@
-// Many small products become one large one: a loop over time records many. Not exact: a product of another size may add
-// in another order.
+// Merges many small products into one large product; a loop over time records many small ones. Not exact: a product of
+// another size may add in another order.
 //
 //   rows   x_0 W, x_1 W, ...            (x_0; x_1; ...) W, split into rows: the inputs' share of all gates, the
 //                                       gradients of the inputs
@@ -20,7 +20,7 @@
 namespace rondo::compile {
 namespace {
 
-constexpr size_t kFewest = 4;       // products that are worth concatenating operands
+constexpr size_t kFewest = 4;       // with fewer products, concatenating their operands does not pay
 constexpr int64_t kMostRows = 128;  // of one product; larger ones are efficient on their own
 constexpr int64_t kMostSummed = 256;
 
@@ -69,7 +69,7 @@ class Finder {
            is_matrix(node.inputs[1]);
   }
 
-  // The values behind operand 0 of all products.
+  // Returns the values behind operand 0 of all products.
   std::vector<ValueId> gathered_by(const Products& products) const {
     std::vector<ValueId> operands;
     for (int32_t n : products.nodes) operands.push_back(graph_.written(graph_.node(n).inputs[0]));
@@ -121,7 +121,7 @@ class Finder {
     return found;
   }
 
-  // The node of a product, or of a sum of rows, whose result is `id`, if nothing else reads it; otherwise -1.
+  // Returns the node of a product, or of a sum of rows, whose result is `id`, if nothing else reads it; otherwise -1.
   int32_t term(ValueId id) const {
     const int32_t n = graph_.value(id).producer;
     if (n < 0 || uses_[id] != 1) return -1;
@@ -209,7 +209,8 @@ class Rewriter {
   }
 
  private:
-  // If the value is not recorded yet, it is a view of a recorded value.
+  // Returns the value in the new recording. If it is not recorded yet, it is a view of a recorded value, and is
+  // recorded now.
   Tensor symbol(ValueId id) {
     if (id == kNoValue) return {};
     if (!symbols_[id].defined()) again(graph_.node(graph_.value(id).producer));
@@ -280,7 +281,7 @@ std::optional<Graph> merge_products(const Graph& graph) {
   std::vector<Products> found = Finder(graph).find();
   if (found.empty()) return std::nullopt;
   Graph merged = Rewriter(graph, std::move(found)).run();
-  // Two products with the same gradients would concatenate them twice.
+  // Two groups of products with the same gradients as operands would concatenate these gradients twice.
   for (const auto pass : {&eliminate_common_subexpressions, &eliminate_dead_code})
     if (std::optional<Graph> simpler = pass(merged)) merged = *std::move(simpler);
   return merged;

@@ -169,7 +169,7 @@ class Recomputation {
     return due;
   }
 
-  // `map`: from values of `source` to those of the new graph.
+  // Appends a copy of a node to the new graph. `map`: from values of `source` to those of the new graph.
   void append(const GraphNode& from, const Graph& source, std::vector<ValueId>& map) {
     GraphNode node = from;
     for (ValueId& id : node.inputs)
@@ -204,7 +204,8 @@ class Recomputation {
   const Graph& forward_;
   const std::vector<int32_t>& kept_index_;
   const Graph& old_;                       // the backward
-  ValueMap<bool> wanted_;                  // by value of the forward: the backward reads it, or what runs again
+  ValueMap<bool> wanted_;                  // by value of the forward: the backward reads it, or a node that runs again
+                                           // does
   ValueMap<ValueId> saved_as_;             // by value of the backward: the saved value of the forward
   ValueMap<ValueId> of_old_, of_forward_;  // values of the new graph
   Graph graph_;

@@ -10,8 +10,9 @@
 // In-place writes between forward and backward raise StaleTensorError as in eager mode, because the saved inputs and
 // outputs are only parameters, tensors that the ops' gradient rules save, and sums over ranks from which those are
 // computed (collectives_read()). There are two exceptions. A write to a recomputed value is no error, because the value
-// is not saved. A write to a parameter from which a value is recomputed is an error, too (with kFull, and with kBudget
-// if it recomputes more than kAuto, a write to any input: as with activation checkpointing). No gradient is ever wrong.
+// is not saved. A write to a parameter from which a value is recomputed is an error, although it may be none in eager
+// mode. With kFull, and with kBudget if it recomputes more than kAuto, this is true of a write to any input, as with
+// activation checkpointing. No gradient is ever wrong.
 #pragma once
 
 #include <span>
@@ -36,7 +37,7 @@ class Partition {
   const Graph& forward() const { return forward_; }
 
   struct Kept {
-    bool is_input;  // of forward(), else of its outputs
+    bool is_input;  // true: `index` is an input of forward(); false: an output
     int32_t index;
     friend bool operator==(const Kept&, const Kept&) = default;
   };
@@ -47,7 +48,8 @@ class Partition {
   // Bytes kept besides inputs and the caller's outputs; views of one memory count once.
   int64_t kept_bytes() const { return kept_bytes_; }
 
-  // True if the last backward that reads `input` may overwrite it, if nobody else holds it. False for parameters.
+  // True if the last backward that reads `input` may overwrite it, provided that nobody else holds it. False for
+  // parameters.
   bool may_donate(const BackwardInput& input) const;
 
   // Replaces the symbols of forward() by plain numbers (FloatTrace).

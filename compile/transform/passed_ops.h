@@ -12,9 +12,9 @@ namespace rondo::compile {
 // One flag for each node of a recorded graph.
 using OpSet = std::vector<bool>;
 
-// The ops through which a gradient flows from these outputs (by position in recorded.outputs) to the requested values:
-// `inputs` (by position in recorded.inputs; null: all that require a gradient), and `inner`, outputs from which other
-// outputs are computed.
+// Returns the ops through which a gradient flows from these outputs (by position in recorded.outputs) to the requested
+// values: `inputs` (by position in recorded.inputs; null: all that require a gradient), and `inner`, outputs from which
+// other outputs are computed.
 OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const std::vector<bool>* inputs = nullptr,
                  const std::vector<int>& inner = {});
 
@@ -22,12 +22,12 @@ OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const 
 // ranks would diverge (Note [Collectives are effects] in runtime/op/op.h).
 bool communicates(const Graph& recorded);
 
-// The results of collectives that are needed to compute a tensor that the eager tape saves. A backward that runs the
-// recording again reads them, because it cannot compute them.
+// Returns the results of collectives that are needed to compute a tensor that the eager tape saves. A backward that
+// runs the recording again reads them, because it cannot compute them.
 std::vector<ValueId> collectives_read(const Graph& recorded);
 
-// The ops for which the eager tape saves a tensor. Only these free something; a view can go backward any
-// number of times.
+// Returns the ops for which the eager tape saves a tensor. Only these free something; a view can go backward any number
+// of times.
 OpSet ops_that_save(const Graph& recorded);
 
 // By input: true if a gradient flows to it through these ops.

@@ -34,7 +34,7 @@ std::optional<Graph> widen(const Graph& graph, const PassOptions& options) {
   return options.gathers_sums ? widen_reductions(graph) : std::nullopt;
 }
 
-// This table is the contents of the pipeline.
+// The passes of the pipeline, in order.
 constexpr Pass kPipeline[] = {
     // Ops without a lowering become their parts.
     {CompilerStage::kDecompose, When::kAlways, &plain<decompose>},
@@ -46,21 +46,21 @@ constexpr Pass kPipeline[] = {
     {CompilerStage::kDce, When::kAlways, &plain<eliminate_dead_code>},
     // Calls that continue each other become one.
     {CompilerStage::kJoin, When::kAlways, &plain<join_chains>},
-    // Values that a node only copies side by side are written there directly.
+    // If a node only copies values side by side, their producers write into its result directly.
     {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>},
-    // Independent collectives travel together.
+    // Independent collectives are merged into one message.
     {CompilerStage::kCollectives, When::kDefaultMode, &plain<merge_collectives>},
     // Small products with an operand in common become one.
     {CompilerStage::kProducts, When::kDefaultMode, &plain<merge_products>},
     // Ops that read a value made of parts read the parts instead.
     {CompilerStage::kSplitAtParts, When::kAlways, &split},
-    // The same for values that the two stages before have laid side by side.
+    // Once more, for values that merge_products or the split has laid side by side.
     {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>,
      bit_of(CompilerStage::kProducts) | bit_of(CompilerStage::kSplitAtParts)},
     // Sums of 16-bit numbers are not rounded before they are widened.
     {CompilerStage::kWiden, When::kDefaultMode, &widen},
 };
-// The stages have the order in which they first come here.
+// CompilerStage lists the stages in the order of their first rows in this table.
 static_assert([] {
   int next = static_cast<int>(CompilerStage::kDecompose);
   for (const Pass& pass : kPipeline) next += static_cast<int>(pass.stage) == next ? 1 : 0;
@@ -110,8 +110,8 @@ Graph run_pipeline(Graph graph, const PassOptions& options) {
 }
 
 std::vector<bool> inputs_needed(const Graph& graph) {
-  // Decomposed calls may read less than the calls did, and dead code is removed. After the other passes the graph reads
-  // the same inputs, in other ways.
+  // Only these passes may leave inputs unread: the parts of a decomposed call may read less than the call did, and dead
+  // code is removed. After the other passes the graph reads the same inputs, in other ways.
   constexpr uint64_t kLeaveUnread = bit_of(CompilerStage::kDecompose) | bit_of(CompilerStage::kDce);
   Graph left = graph;
   for (const Pass& pass : kPipeline)

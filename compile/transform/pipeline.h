@@ -20,7 +20,7 @@ struct PassOptions {
   // Capabilities::gathers_sums: on this target, one more launch costs more than widening all operands of a sum.
   bool gathers_sums = false;
 };
-// The options as a line of a reproducer; "" for the default ones.
+// Returns the options as a line of a reproducer; "" for the default ones.
 std::string to_string(const PassOptions& options);
 
 // Runs all passes. A plan is made of the result.
@@ -28,11 +28,11 @@ Graph run_pipeline(Graph graph, const PassOptions& options);
 // Returns, by input: false if no plan of the graph reads it. Runs only the passes after which inputs may be unread.
 std::vector<bool> inputs_needed(const Graph& graph);
 
-// The stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. A stage may occur
-// twice.
+// Returns the stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. A stage
+// may occur twice.
 std::vector<CompilerStage> passes_of(const PassOptions& options);
-// Runs the pass with this stage's name. Verifies the graph before and after; "verify" does nothing else. Throws Error
-// if there is no such pass.
+// Runs the pass with this stage's name. Verifies the graph before and after the pass; the name "verify" only does that.
+// Throws Error if there is no such pass.
 Graph run_pass(std::string_view name, const Graph& graph, const PassOptions& options = {});
 
 }  // namespace rondo::compile

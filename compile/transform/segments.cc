@@ -1,7 +1,7 @@
-// Sums by index of rows that kernels make (message passing in graphs: gather, combine, add up). As recorded, a kernel
-// writes all rows, and a library call reads them again in the order of the index. With this pass, the indices are
-// sorted first, and a kernel makes the rows in that order, each from the same operands, adds up consecutive ones and
-// writes each sum once.
+// Changes sums by index of rows that kernels make (message passing in graphs: gather, combine, add up). As recorded, a
+// kernel writes all rows, and a library call reads them again in the order of the index. With this pass, the indices
+// are sorted first. Then a kernel makes the rows in sorted order, each from the same operands as before, adds up
+// consecutive rows with one index, and writes each sum once.
 //
 // Note [Rows in another order]. An elementwise node makes row i of its result from row i of its operands, from elements
 //   that are the same for all rows, or (trait::Pick) from a table's row that an index names. So if the operands' rows
@@ -79,7 +79,7 @@ class RowSorter {
   }
 
  private:
-  // The value whose elements `id` shows, if the shape is the same; otherwise `id`.
+  // Returns the value whose elements `id` shows, if the shape is the same; otherwise `id`.
   ValueId whole(ValueId id) const {
     const ValueId same = same_elements(graph_, id);
     return graph_.value(same).sizes == graph_.value(id).sizes ? same : id;
@@ -150,14 +150,14 @@ class RowSorter {
   }
   bool contains(int32_t n) const { return std::binary_search(made_.begin(), made_.end(), n); }
 
-  // The tensor without the dimensions that repeat one element per row.
+  // Returns the tensor without the dimensions that repeat one element per row.
   static Tensor one_for_each_row(Tensor t) {
     for (int d = 1; d < t.rank(); ++d)
       if (t.sizes()[d] > 1 && t.strides()[d] == 0) t = t.slice(d, {0, 1});
     return t;
   }
 
-  // Operand `i` of a node of made_. If the node reads it row by row, its rows are in sorted order.
+  // Returns operand `i` of a node of made_. If the node reads the operand row by row, its rows are in sorted order.
   Tensor operand(const GraphNode& node, size_t i, const Symbols& symbols, const Symbols& ordered,
                  const Tensor& order) const {
     const ValueId id = node.inputs[i];

@@ -150,7 +150,7 @@ bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask) {
 bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
   const Dims& domain = domain_of(graph, node);
   const std::optional<DimRange> columns = columns_of(unit, domain);
-  // Kernels along rows have no code for lookups, checks and random numbers.
+  // Kernels whose `inner` is above 1 have no code for lookups, checks and random numbers.
   const bool row_by_row = node.op->is<trait::Pick>() || node.op->checks || node.op->random_state() >= 0;
   if (!columns || (unit.inner > 1 && row_by_row)) return false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {

@@ -25,8 +25,8 @@ struct DimRange {
   bool contains(int d) const { return d >= first && d < end; }
 };
 
-// The sizes over which a node of a kernel iterates: those of the operand that is reduced or checked, otherwise those
-// of the result.
+// Returns the sizes over which a node of a kernel iterates: those of the operand that is reduced or checked, otherwise
+// those of the result.
 inline const Dims& domain_of(const Graph& graph, const GraphNode& node) {
   const bool of_operand = node.op->kind == OpKind::kReduction || node.op->is<trait::SumSegments>() || node.op->checks;
   return graph.value(of_operand ? node.inputs[0] : node.outputs[0]).sizes;
@@ -40,13 +40,14 @@ struct NodeSpace {
 };
 NodeSpace space_of(const Graph& graph, const GraphNode& node);
 
-// The dimensions of `domain` that are the columns of a unit's space; an empty range if the domain has one element for
-// each row. nullopt if the domain does not fit the space.
+// Returns the dimensions of `domain` that are the columns of a unit's space; an empty range if the domain has one
+// element for each row. nullopt if the domain does not fit the space.
 std::optional<DimRange> columns_of(const Unit& unit, const Dims& domain);
-// The stride of a group of dimensions, seen as one; 0 if the group has one element. nullopt if they have
-// no common stride.
+// Returns the stride of a group of dimensions, seen as one; 0 if the group has one element. nullopt if they have no
+// common stride.
 std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, DimRange dims);
-// The strides of a node's operand `i` over the node's domain; 0 for the dimension that an index selects (trait::Pick).
+// Returns the strides of a node's operand `i` over the node's domain; 0 for the dimension that an index selects
+// (trait::Pick).
 Dims strides_over(const Graph& graph, const GraphNode& node, size_t i, const Dims& domain);
 // True if the reduction over `mask`, in this unit, is one over the rows.
 bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask);

@@ -28,7 +28,7 @@ struct Window {
 };
 using Windows = std::vector<Window>;
 
-// The window of a dense tensor that a view of it shows, if the view keeps the dimensions and skips no elements.
+// Returns the window of a dense tensor that a view of it shows, if the view keeps the dimensions and skips no elements.
 std::optional<Window> window_of(const Dims& whole, const TensorMeta& view) {
   if (view.sizes.rank() != whole.rank() || view.sizes.numel() == 0) return std::nullopt;
   const Dims strides = contiguous_strides(whole);
@@ -74,7 +74,7 @@ class SplitFinder {
              return !parts_[node.outputs[0]].empty() && !node.op->is<trait::SideBySide>();
            });
   }
-  // The parts of a node that only concatenates its operands.
+  // Returns the parts of a node that only concatenates its operands.
   std::optional<ops::SideBySide> side_by_side(const GraphNode& node) const {
     std::vector<Dims> sizes;
     for (ValueId id : node.inputs) {
@@ -99,8 +99,8 @@ class SplitFinder {
   bool is_whole_operand(const GraphNode& node, ValueId id) const {
     return graph_.value(id).sizes == graph_.value(node.outputs[0]).sizes;
   }
-  // The window that result `k` of a view shows, if only kernels read it. (With another layout, a library may add in
-  // another order, and a returned value must stay in its memory.)
+  // Returns the window that result `k` of a view shows, if only kernels read it. (With another layout, a library may
+  // add in another order, and a returned value must stay in its memory.)
   std::optional<Window> window(const GraphNode& view, size_t k) const {
     if (view.op->kind != OpKind::kView || view.inputs.size() != 1 || returned_[view.outputs[k]]) return std::nullopt;
     for (int32_t reader : readers_[view.outputs[k]])
@@ -161,7 +161,7 @@ class SplitFinder {
   Windows split_in(ValueId id) const {
     return !split_[id] ? Windows() : windows_[id].empty() ? parts_[id] : windows_[id];
   }
-  // The windows of the node's split operands; empty if these differ.
+  // Returns the windows of the node's split operands; empty if these differ.
   Windows common_parts(const GraphNode& node) const {
     Windows common;
     for (ValueId id : node.inputs) {
@@ -172,7 +172,7 @@ class SplitFinder {
     }
     return common;
   }
-  // True if the value is itself a concatenation, or operands of its node are still split in the same windows.
+  // True if the value is itself a concatenation, or if the operands of its node are still split in the value's windows.
   bool follows_parts(ValueId id) const {
     return windows_[id].empty() || common_parts(graph_.node(graph_.value(id).producer)) == windows_[id];
   }
@@ -217,7 +217,8 @@ class SplitFinder {
       if (!barred_[out] && !returned_[out] && is_pointwise(node)) windows_[out] = windows_read(out);
     }
   }
-  // The windows of a value that are read; empty if it is read whole, or if computing the windows would be more work.
+  // Returns the windows of a value that are read; empty if it is read whole, or if computing the windows would be more
+  // work.
   Windows windows_read(ValueId id) const {
     Windows read;
     const auto note = [&](const Window& window) {
@@ -243,8 +244,9 @@ class SplitFinder {
     if (read.size() > kMostParts || elements > sizes.numel() || (read.size() == 1 && read[0].sizes == sizes)) return {};
     return read;
   }
-  // A narrowed value is not stored, but its operands are, if kernels compute them whole. More than one such operand
-  // would be a loss.
+  // Bars values from being narrowed if that would be a loss. A narrowed value is not stored, but its operands are, if
+  // kernels compute them whole: with more than one such operand, more is stored than before. True if a value was
+  // barred.
   bool bar_costly() {
     bool changes = false;
     for (const GraphNode& node : graph_.nodes) {
@@ -344,7 +346,7 @@ class SplitRewriter {
     return list;
   }
 
-  // The value; if it was computed in parts, the parts are concatenated.
+  // Returns the value. If it was computed in parts, the parts are concatenated.
   Tensor whole(ValueId id) {
     Tensor& all = whole_[id];
     if (all.defined()) return all;
@@ -355,14 +357,14 @@ class SplitRewriter {
     while (dim + 1 < sizes.rank() && windows[0].sizes[dim] == sizes[dim]) ++dim;
     return all = ops::cat(narrow_[id], dim);
   }
-  // This window of a value; undefined if the value is not computed in this window.
+  // Returns this window of a value; undefined if the value is not computed in this window.
   Tensor narrow(ValueId id, const Window& window) const {
     const Windows& windows = found_.windows(id).empty() ? found_.parts(id) : found_.windows(id);
     const auto found = std::find(windows.begin(), windows.end(), window);
     return found == windows.end() || narrow_[id].empty() ? Tensor()
                                                          : narrow_[id][static_cast<size_t>(found - windows.begin())];
   }
-  // Operand `id` of a pointwise node, restricted to what a window of its result needs.
+  // Returns operand `id` of a pointwise node, restricted to what a window of the node's result needs.
   Tensor operand(const GraphNode& node, ValueId id, const Window& window) {
     if (found_.is_whole_operand(node, id))
       if (Tensor there = narrow(id, window); there.defined()) return there;
@@ -390,7 +392,8 @@ std::optional<Graph> split_at_parts(const Graph& graph, bool exact) {
   const SplitFinder found(graph, exact);
   if (found.finds_nothing()) return std::nullopt;
   Graph made = SplitRewriter(graph, found, exact).run();
-  // Operands were sliced once per reader, and concatenations that are only read in parts are dead.
+  // Removes what is left over: operands were sliced once per reader, and concatenations that are only read in parts are
+  // dead.
   for (const auto pass : {&eliminate_common_subexpressions, &eliminate_dead_code})
     if (std::optional<Graph> simpler = pass(made)) made = *std::move(simpler);
   return made;

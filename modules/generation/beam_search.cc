@@ -11,7 +11,8 @@
 namespace rondo::nn {
 namespace {
 
-// A text: the tokens of the prompt and the new ones, and the sum of the new ones' log probabilities.
+// A text that the search follows: the tokens of the prompt and the new ones, and the sum of the new tokens' log
+// probabilities.
 struct Beam {
   std::vector<int64_t> tokens;
   double score;
@@ -57,7 +58,7 @@ void add_candidates(std::span<float> logits, const Beam& beam, size_t number, do
     }
     std::push_heap(best.begin(), best.end(), better);
   };
-  // A log probability is negative, so the penalty multiplies.
+  // The penalty applies to log probabilities. They are never positive, so it multiplies them.
   std::vector<int64_t> seen;
   if (penalty != 1.0) {
     seen = beam.tokens;
@@ -84,7 +85,7 @@ class Search {
   std::vector<size_t> step(std::span<float> logits, std::optional<FinishReason> end) {
     const FloatingPointScope floating_point;
     const size_t n = running_.size(), V = logits.size() / n;
-    // So many that n of them go on even if every stop token of every beam is among them.
+    // Enough candidates that n of them continue even if every stop token of every beam is among the candidates.
     const size_t most = std::max<size_t>(2, 1 + options_.stop_tokens.size()) * n;
     std::vector<Candidate> best;
     for (size_t i = 0; i < n; ++i)

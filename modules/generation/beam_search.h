@@ -9,7 +9,8 @@
 
 namespace rondo::nn {
 
-// generate() with num_beams above 1, for options that it has checked, in evaluation mode and without gradients.
+// Runs generate() for num_beams above 1. REQUIRES: generate() has checked the options; the model is in evaluation mode;
+// no gradients are recorded.
 std::vector<Generation> beam_search(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
                                     const GenerationOptions& options);
 

@@ -25,12 +25,13 @@ class CausalLM {
   virtual ~CausalLM() = default;
 
   virtual ModuleBase& module() = 0;
-  // The options of a cache for one row with the model's longest sequence, in the dtype of its weights or autocast's.
+  // Returns the options of a cache for one row with the model's longest sequence, in the dtype of its weights or
+  // autocast's.
   virtual KVCacheOptions cache_options() const = 0;
-  // The output layer's input for T new tokens of each row: idx i64 (B, T) -> (B, T, C). The first counts[b] tokens of
-  // row b are real, the others are padding; no counts: all are real. Appends the real ones to the cache.
+  // Computes the output layer's input for T new tokens of each row: idx i64 (B, T) -> (B, T, C). The first counts[b]
+  // tokens of row b are real, the others are padding; no counts: all are real. Appends the real ones to the cache.
   virtual Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) = 0;
-  // The output layer: (..., C) -> (..., V).
+  // Applies the output layer: (..., C) -> (..., V).
   virtual Tensor head(const Tensor& features) = 0;
 
   // Logits of what follows each new token: (B, T) -> (B, T, V).
@@ -42,7 +43,7 @@ class CausalLM {
   // Throws Error, in the name of `model`, unless idx is i64 (B, T) with the cache's B, and the cache has
   // the options of cache_options(), except for the batch, the dtype, and a length that may be shorter.
   void check_cached_call(const char* model, const Tensor& idx, const KVCache& cache) const;
-  // The dtype that attention computes in if weights are of this one.
+  // Returns the dtype in which attention computes if the model's weights have the dtype `weights`.
   static DType cached_dtype(DType weights);
 };
 

@@ -9,7 +9,7 @@
 
 namespace rondo::nn {
 
-// The options of a cache for these prompts, with num_beams rows for each.
+// Returns the options of a cache for these prompts, with num_beams rows for each.
 KVCacheOptions decoding_cache(const CausalLM& model, std::span<const std::vector<int64_t>> prompts,
                               const GenerationOptions& options);
 

@@ -116,7 +116,8 @@ class Decoding {
     return any;
   }
 
-  // The tokens of each active row that the cache does not hold, the latest max_length() of them, padded to one length.
+  // Returns the tokens of each active row that the cache does not hold, at most the last max_length() of them, padded
+  // to one length.
   Tensor pending() {
     int64_t T = 1;
     for (size_t b = 0; b < rows_.size(); ++b) {

@@ -1,4 +1,4 @@
-// Text from a causal language model, token by token, with a KVCache.
+// Generates text with a causal language model, token by token, with a KVCache.
 //
 //   const nn::GenerationOptions options = {.max_new_tokens = 100, .temperature = 0.8, .top_p = 0.95};
 //   nn::Generation text = nn::generate(model, tokenizer.encode("Once upon a time"), options);
@@ -27,8 +27,9 @@
 #pragma GCC visibility push(default)
 namespace rondo::nn {
 
-// One result for each prompt. Throws Error if a prompt is empty or has more tokens than the model has positions (unless
-// options.slide), if an option is out of range, or if all logits of a row are -inf or one is NaN or +inf.
+// Generates one result for each prompt. Throws Error if a prompt is empty or has more tokens than the model has
+// positions (unless options.slide), if an option is out of range, or if all logits of a row are -inf or one is NaN or
+// +inf.
 std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
                                  const GenerationOptions& options = {});
 Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options = {});

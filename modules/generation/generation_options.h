@@ -21,9 +21,9 @@ namespace rondo::nn {
 struct GenerationOptions {
   int64_t max_new_tokens = 128;
   // How a token is drawn from the logits of the whole vocabulary: the next five options, applied in this order, as in
-  // Hugging Face's generate() under the same names. repetition_penalty: the logit of each token that the row (prompt
-  // included) already holds is divided by this if it is positive, and multiplied by this otherwise (Keskar et al.,
-  // "CTRL", 2019). 1: off. Must be positive.
+  // Hugging Face's generate() under the same names. repetition_penalty changes the logit of each token that the row
+  // (prompt included) already holds: a positive logit is divided by the penalty, any other logit is multiplied by it
+  // (Keskar et al., "CTRL", 2019). 1: off. Must be positive.
   double repetition_penalty = 1.0;
   // Logits are divided by this. 0: always the most likely token; among equal ones the lowest id.
   double temperature = 1.0;
@@ -38,7 +38,8 @@ struct GenerationOptions {
   // greatest sums of log probabilities, and returns the best text among those that have ended. It needs temperature 0,
   // and does not work with stop_strings, on_token or slide.
   int64_t num_beams = 1;
-  // The sum of a text's log probabilities is divided by (new tokens)^length_penalty: above 0 longer texts win.
+  // The sum of a text's log probabilities is divided by (new tokens)^length_penalty: values above 0 favour longer
+  // texts.
   double length_penalty = 1.0;
   // True: the search ends when num_beams texts have ended. False: it goes on while some unfinished text, if it ended
   // now, would be among the num_beams best.

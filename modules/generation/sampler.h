@@ -25,10 +25,10 @@ struct TokenProbability {
 class Sampler {
  public:
   explicit Sampler(const SamplingOptions& options) : options_(options) { check(options); }
-  // The tokens that may be drawn after `seen`. Overwrites logits (V). Probabilities sum to 1; their order is that in
-  // which draw() walks them. Throws Error if all logits are -inf, or one is NaN or +inf.
+  // Returns the tokens that may be drawn after `seen`. Overwrites logits (V). Probabilities sum to 1; their order is
+  // that in which draw() walks them. Throws Error if all logits are -inf, or one is NaN or +inf.
   std::span<const TokenProbability> candidates(std::span<float> logits, std::span<const int64_t> seen);
-  // One of them, chosen by `uniform` in (0, 1).
+  // Returns one of the candidates(), chosen by `uniform` in (0, 1).
   int64_t draw(std::span<float> logits, std::span<const int64_t> seen, double uniform);
   bool greedy() const { return options_.temperature == 0; }
 

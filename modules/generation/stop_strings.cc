@@ -18,7 +18,8 @@ StopStrings::StopStrings(const Decode& decode, std::vector<std::string> stops)
   for (const std::string& stop : stops_) {
     longest = std::max(longest, stop.size());
     // With byte fallback, one bad byte turns a whole run of bytes into U+FFFD, however far back the run began. So a
-    // stop string with U+FFFD may appear far back. Others cannot: all characters of the run were there before.
+    // stop string that contains U+FFFD may appear far back, where a shortened stretch does not look. Other stop strings
+    // cannot appear there: the characters that the run had before were searched already.
     may_shorten_ = may_shorten_ && io::is_valid_utf8(stop) && stop.find(kReplacement) == stop.npos;
   }
   kept_ = longest + kMayChange;

@@ -33,7 +33,8 @@ class StopStrings {
 
   // REQUIRES: no stop string is empty.
   StopStrings(const Decode& decode, std::vector<std::string> stops);
-  // `tokens`: those of the last call and one more. If their text has a stop string: the text before the first one.
+  // Returns the text before the first stop string, if there is one in the text of `tokens`: those of the last call and
+  // one more.
   std::optional<std::string> text_before_stop(std::span<const int64_t> tokens);
 
  private:

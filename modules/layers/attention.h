@@ -9,7 +9,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::nn {
 
-// i64 (B, 1, T, 1): the first token that each token attends to. scaled_dot_product_attention() takes it as a mask. It
+// Returns a mask for scaled_dot_product_attention(), i64 (B, 1, T, 1): the first token that each token attends to. It
 // expresses the two bounds that causal models have:
 // - positions i64 (B, T): a token at position p sees itself and the p tokens before it. Sequences that are packed in
 //   one row, each with positions from 0, then see themselves only. Undefined: no such bound, and B = 1.

@@ -21,8 +21,8 @@ enum class ProblemType {
 // As config.json has it: "regression", "single_label_classification", "multi_label_classification".
 std::string_view name_of(ProblemType problem);
 
-// Without a problem, the number of classes and the targets decide, as in transformers: one class is a regression;
-// targets i64 or i32 are kSingleLabel, all others kMultiLabel.
+// Returns `problem` if it is set. Otherwise the number of classes and the targets decide, as in transformers: one class
+// is a regression; targets i64 or i32 are kSingleLabel, all others kMultiLabel.
 ProblemType problem_of(std::optional<ProblemType> problem, int64_t num_classes, DType targets);
 
 // The mean loss of logits (B, num_classes): a scalar.

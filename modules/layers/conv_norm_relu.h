@@ -24,7 +24,7 @@ struct ConvNormReLU : Module<ConvNormReLU> {
   Tensor forward(const Tensor& x);  // (B, in, H, W) -> (B, out, H / stride, W / stride), rounded up
 };
 
-// Bilinear, to the height and width of `like`.
+// Resizes x to the height and width of `like`, by bilinear interpolation.
 Tensor resize_like(const Tensor& x, const Tensor& like);
 // The mean of each channel: (B, C, H, W) -> (B, C, 1, 1).
 Tensor global_mean(const Tensor& x);

@@ -13,7 +13,7 @@
 namespace rondo::nn {
 namespace {
 
-// What folding needs of a convolution; null pointers: the module is none.
+// What folding needs of a convolution; null pointers: the module is no convolution.
 struct ConvolutionParts {
   Tensor* weight = nullptr;
   Tensor* bias = nullptr;

@@ -9,7 +9,8 @@
 namespace rondo::nn {
 
 // Fills every parameter of a tree: those of rank >= 2 from N(0, std), biases (by name) with 0, gains with 1. The same
-// for the same seed on any machine and any number of threads. Under SkipInit::Memory::kNone nothing happens.
+// seed gives the same values on any machine and with any number of threads. Under SkipInit::Memory::kNone nothing
+// happens.
 void init_normal(ModuleBase& module, uint64_t seed, double std = 0.02);
 // Fills the convolutions of a tree as torchvision does for its networks with ReLU (He et al., "Delving deep into
 // rectifiers", 2015, kaiming_normal_ with fan_out): N(0, sqrt(2 / (out kh kw))), biases of convolutions with 0. Also

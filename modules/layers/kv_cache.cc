@@ -228,7 +228,7 @@ Tensor KVCache::Pass::attend(int64_t layer, const Tensor& q, const Tensor& k, co
   if (grad_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad())) throw_no_gradient();
   if (T_ == 1) return step(layer, q, k, v, options);
   store(layer, k, v);
-  // New tokens of empty rows see each other only. Padding comes after the real tokens, so none of these sees it.
+  // New tokens of empty rows see each other only. Padding comes after the real tokens, so no real token sees it.
   if (std::all_of(starts_.begin(), starts_.end(), [](int64_t start) { return start == 0; }))
     return attend_fresh(q, k, v, options);
   return attend_many(layer, q.to(o.dtype), options).to(q.dtype());
@@ -281,8 +281,8 @@ Tensor KVCache::Pass::attend_fresh(const Tensor& q, const Tensor& k, const Tenso
   return ops::scaled_dot_product_attention(q, k, v, mask, {.scale = options.scale});
 }
 
-// Several queries after cached keys. Rows at different slots are computed one by one, so that no row reads slots that
-// it has not written.
+// Computes attention for several queries after cached keys. Rows at different slots are computed one by one, so that no
+// row reads slots that it has not written.
 Tensor KVCache::Pass::attend_many(int64_t layer, const Tensor& q, const CachedAttentionOptions& options) {
   const Tensor &keys = cache_.keys(layer), &values = cache_.values(layer);
   const auto attend = [&](const Tensor& queries, const Tensor& k, const Tensor& v, int64_t start, int64_t count) {

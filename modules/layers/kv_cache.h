@@ -110,9 +110,9 @@ struct CachedAttentionOptions {
 //   lengths. The slots to write to (slots_) and the range of keys to read (keys_of_step()) are values of tensors, and
 //   the cache never grows. So a block has the same shapes at every token, and is recorded anew only for another number
 //   of rows or another max_length. Attention reads only the keys that exist, not max_length of them. Longer passes run
-//   eagerly, also in compiled modules: there is one for each text, and a region would record each length of a prompt
-//   anew. Two other passes run eagerly, too: one inside a recording that the program itself makes, and the first one
-//   with `encoded`, whose keys and values it has to keep.
+//   eagerly, also in compiled modules: each text has only one, its prompt, and a region would record each length of a
+//   prompt anew. Two other passes run eagerly, too: one inside a recording that the program itself makes, and the first
+//   pass with `encoded`, which has to keep the keys and values that it makes of `encoded`.
 class KVCache::Pass {
  public:
   // Each row gets T new tokens, and the first counts[b] of row b are real; no counts: all are. Throws KVCacheFullError
@@ -148,7 +148,7 @@ class KVCache::Pass {
   void check_queries(const Tensor& q) const;
   void store(int64_t layer, const Tensor& k, const Tensor& v);
   Tensor attend_fresh(const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
-  // T = 1: Note [Decode steps].
+  // attend() for T = 1: Note [Decode steps].
   Tensor step(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
   const Tensor& keys_of_step(int64_t window);
   Tensor attend_many(int64_t layer, const Tensor& q, const CachedAttentionOptions& options);

@@ -16,7 +16,8 @@
 #pragma GCC visibility push(default)
 namespace rondo::nn {
 
-// While one is alive on this thread, layers do not initialise their weights: the code that makes them fills them.
+// While one is alive on this thread, layers do not initialise their weights: the code that makes the layers fills the
+// weights.
 class SkipInit {
  public:
   enum class Memory {
@@ -44,9 +45,9 @@ class SkipInit {
   static inline thread_local int without_memory_ = 0;
 };
 
-// For constructors of layers: a parameter of this value. Under SkipInit::Memory::kNone it has no memory.
+// For constructors of layers: makes a parameter of this value. Under SkipInit::Memory::kNone it has no memory.
 Tensor constant_parameter(const Dims& sizes, double value);
-// The same, uniform in [-bound, bound). Under SkipInit its values are unspecified.
+// Makes a parameter with values uniform in [-bound, bound). Under SkipInit its values are unspecified.
 Tensor uniform_parameter(const Dims& sizes, double bound);
 
 struct LinearOptions {
@@ -64,7 +65,7 @@ struct EmbeddingOptions {
   // This row starts at zero and gets no gradient, so it stays zero.
   std::optional<int64_t> padding_idx = std::nullopt;
 };
-// Rows of weight (V, C), which starts N(0, 1).
+// Looks up rows of weight (V, C), which starts N(0, 1).
 struct Embedding : Module<Embedding> {
   Embedding(int64_t num_embeddings, int64_t embedding_dim, EmbeddingOptions options = {});
   EmbeddingOptions options;

@@ -14,7 +14,7 @@ namespace {
   throw_op_error("MultiheadAttention", what, std::source_location::current());
 }
 
-// xavier_uniform_ of PyTorch.
+// Returns a parameter with the starting values of PyTorch's xavier_uniform_.
 Tensor glorot_parameter(int64_t rows, int64_t columns) {
   if (rows <= 0 || columns <= 0)
     throw Error(absl::StrCat("MultiheadAttention: sizes must be positive, got ", rows, " and ", columns));

@@ -29,14 +29,17 @@ struct MultiheadAttentionOptions {
 struct AttentionMasks {
   Tensor key_padding_mask = {};  // bool or floating (B, S): keys that are padding
   Tensor attn_mask = {};         // bool or floating (L, S) or (B H, L, S), row b H + h for head h of example b
-  bool is_causal = false;        // query i attends to keys 0 to i. In PyTorch a hint that attn_mask says so
+  bool is_causal = false;        // query i attends to keys 0 to i; PyTorch takes it only as a hint about attn_mask
 };
 
 // L queries (B, L, E), S keys (B, S, kdim) and S values (B, S, vdim) -> (B, L, E); without batch_first (L, B, E) and so
 // on. A query that may attend to nothing gets out_proj's bias, where PyTorch gives NaN: its weights are all 0.
 //
-// Parameters: in_proj_weight (3E, E), the rows of queries, keys and values in this order, or if kdim or vdim differ
-// from E q_proj_weight (E, E), k_proj_weight (E, kdim) and v_proj_weight (E, vdim); in_proj_bias (3E); out_proj.
+// Parameters:
+//   in_proj_weight (3E, E), the rows of queries, keys and values, in this order; if kdim or vdim differ from E, instead
+//   q_proj_weight (E, E), k_proj_weight (E, kdim) and v_proj_weight (E, vdim)
+//   in_proj_bias (3E)
+//   out_proj
 // Weights start as in PyTorch: in_proj's or the three others uniform in +-sqrt(6 / (rows + columns)) (Glorot and
 // Bengio, 2010), out_proj's as a Linear's, biases 0. Throws Error unless num_heads divides embed_dim, and for operands
 // of other shapes.
@@ -52,9 +55,9 @@ struct MultiheadAttention : Module<MultiheadAttention> {
   Tensor forward(const Tensor& query, const Tensor& key, const Tensor& value, const AttentionMasks& masks = {});
 
  private:
-  // Queries, keys and values, as wide as embed_dim.
+  // Projects queries, keys and values to the width embed_dim.
   std::vector<Tensor> project(const Tensor& query, const Tensor& key, const Tensor& value) const;
-  // The two tensors of `masks` as one mask for scaled_dot_product_attention.
+  // Joins the two tensors of `masks` into one mask for scaled_dot_product_attention.
   Tensor joined(const AttentionMasks& masks, int64_t B, int64_t L, int64_t S, DType dtype) const;
 };
 

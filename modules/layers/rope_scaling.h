@@ -19,19 +19,20 @@ namespace rondo::nn {
 struct RopeScaling {
   enum class Kind {
     kNone,
-    // Every rate / factor (Chen et al., "Extending context window of large language models via positional
+    // Divides every rate by factor (Chen et al., "Extending context window of large language models via positional
     // interpolation", 2023).
     kLinear,
-    // Low rates / factor, high ones as they are, a ramp between (Llama 3.1's model code).
+    // Divides low rates by factor and keeps high rates, with a ramp between them (Llama 3.1's model code).
     kLlama3,
-    // The same with a ramp over the pairs' numbers, and queries and keys times an attention factor (Peng et al., "YaRN:
-    // efficient context window extension of large language models", 2023).
+    // As kLlama3, but the ramp runs over the numbers of the pairs, and queries and keys are multiplied by an attention
+    // factor (Peng et al., "YaRN: efficient context window extension of large language models", 2023).
     kYarn,
     // A larger base for sequences longer than the model's positions ("dynamic NTK", same paper, appendix B). The rates
     // depend on the length of the call's sequence, and with a KVCache on the length of each row so far. Cached keys
-    // keep the rates of their own call, as in transformers. One difference: in transformers the rates depend on the
-    // longest row of the batch, and after a call that was longer than the model's positions, later calls keep its rates
-    // unless they are longer still, or shorter than the model's positions. Here they depend on no other row or call.
+    // keep the rates of their own call, as in transformers. One difference: here the rates of a row depend on no other
+    // row and on no earlier call. In transformers they depend on the longest row of the batch, and after a call that
+    // was longer than the model's positions, later calls keep its rates unless they are longer still, or shorter than
+    // the model's positions.
     kDynamic,
   };
   Kind kind = Kind::kNone;
@@ -48,8 +49,8 @@ struct RopeScaling {
   bool truncate = true;
   std::optional<double> attention_factor = std::nullopt;  // kYarn: nullopt: 0.1 ln(factor) + 1, or 1 for factor <= 1
 
-  // The longest sequence of a model with `positions` (max_position_embeddings): kLinear and kDynamic reach
-  // positions * factor, kYarn original_positions * factor if that is more.
+  // Returns the length of the longest sequence of a model with `positions` (max_position_embeddings): kLinear and
+  // kDynamic reach positions * factor, kYarn original_positions * factor if that is more.
   int64_t max_length(int64_t positions) const;
 };
 

@@ -93,7 +93,7 @@ DisableAdapters::~DisableAdapters() { activate(model_, before_); }
 
 namespace {
 
-// The layers of the active adapter.
+// Returns the layers that have the active adapter.
 std::vector<LoraLayer*> layers_to_merge(const char* function, ModuleBase& model) {
   const AdapterParts parts = adapter_parts(model);
   require_unmerged(function, parts);

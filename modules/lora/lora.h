@@ -7,14 +7,15 @@
 //   nn::save_adapter(model, "adapter");                                     // PEFT loads it
 //
 // A target `y = x W^T + b` becomes `y = x W^T + b + scaling * drop(x) A^T B^T`, with A (rank, in), B (out, rank) and
-// scaling = alpha / rank, or alpha / sqrt(rank) with rslora (Kalajdzievski, 2023). A starts as a Linear's weight, B at
-// zero, so the model is at first what it was. An embedding's rows e become e + scaling * A[index] B^T, without dropout;
-// there A starts at zero and B from N(0, 1). All this is as in PEFT (https://github.com/huggingface/peft).
+// scaling = alpha / rank, or alpha / sqrt(rank) with rslora (Kalajdzievski, 2023). A starts as a Linear's weight and B
+// at zero, so at first the model computes what it did before. An embedding's rows e become e + scaling * A[index] B^T,
+// without dropout; its A starts at zero and its B from N(0, 1). All this is as in PEFT
+// (https://github.com/huggingface/peft).
 //
 // The tree: target `h.0.attn.c_attn` gets a child `lora`, and below it one for each adapter, so the parameters are
-// h.0.attn.c_attn.lora.default.lora_A.weight and ....lora_B.weight. The base keeps its names. An embedding's are
-// `lora_embedding_A` (V, rank), which is PEFT's transposed, and `lora_embedding_B` (C, rank). Adapters of bf16 and f16
-// weights are f32, others have their base's dtype.
+// h.0.attn.c_attn.lora.default.lora_A.weight and ....lora_B.weight. The names of the base's parameters stay. An
+// embedding's adapter has `lora_embedding_A` (V, rank), the transpose of PEFT's tensor, and `lora_embedding_B` (C,
+// rank). Adapters of bf16 and f16 weights are f32, others have their base's dtype.
 //
 // Invariants: at most one adapter is active. The active adapter is used, and it alone requires gradients. Memory of the
 // base's parameters never changes, except by merge_adapter(). Every function checks before it changes anything: if it
@@ -40,20 +41,21 @@ namespace rondo::nn {
 // adapter is merged, or if `mergeable` is asked for and a target is not.
 LoraReport add_lora(ModuleBase& model, const LoraOptions& options);
 
-// The names of the model's adapters, sorted.
+// Returns the names of the model's adapters, sorted.
 std::vector<std::string> adapter_names(ModuleBase& model);
-// "" if none is active.
+// The name of the active adapter; "" if none is active.
 std::string active_adapter(ModuleBase& model);
-// The options that the adapter was made with. Throws Error if there is none of this name.
+// Returns the options that the adapter was made with. Throws Error if there is none of this name.
 LoraOptions adapter_options(ModuleBase& model, const std::string& adapter);
 // From now on this adapter is used and trained, and no other. Throws Error if there is none of this name, or if an
 // adapter is merged.
 void set_adapter(ModuleBase& model, const std::string& adapter);
-// Deletes an adapter; if it was active, none is. Throws Error if there is none of this name, or if one is merged.
+// Deletes an adapter. If it was the active one, no adapter is active afterwards. Throws Error if there is none of this
+// name, or if an adapter is merged.
 void remove_adapter(ModuleBase& model, const std::string& adapter);
 
-// Activates another adapter while this object lives, for single calls, as set_adapter() does. Afterwards the adapter
-// from before is active again. The model must outlive it.
+// Activates another adapter while this object lives, for single calls, as set_adapter() does. The destructor activates
+// the previous adapter again. The model must outlive this object.
 class [[nodiscard]] UseAdapter {
  public:
   UseAdapter(ModuleBase& model, const std::string& adapter);
@@ -66,8 +68,8 @@ class [[nodiscard]] UseAdapter {
   std::string before_;
 };
 
-// The base alone, with its own values of modules_to_save, while this lives. No adapter requires a gradient then. Throws
-// Error if an adapter is merged. The model must outlive it.
+// While this object lives, the model computes without adapters, with the base's own values of modules_to_save. No
+// adapter requires a gradient then. Throws Error if an adapter is merged. The model must outlive this object.
 class [[nodiscard]] DisableAdapters {
  public:
   explicit DisableAdapters(ModuleBase& model);
@@ -81,8 +83,9 @@ class [[nodiscard]] DisableAdapters {
 };
 
 struct MergeOptions {
-  // Keeps a copy of every weight that is merged, so that unmerge_adapter() gives back the same bits. Otherwise it
-  // subtracts again, and what it gives back is rounded twice: within 2 ulp of the larger of weight and update.
+  // True: keeps a copy of every weight that is merged, so that unmerge_adapter() gives back the same bits. False:
+  // unmerge_adapter() subtracts the update, so its result is rounded twice: within 2 ulp of the larger of weight and
+  // update.
   bool keep_base = true;
 };
 // Adds the active adapter to the base's weights: W += scaling * B A, in the wider of the two dtypes, rounded once.
@@ -100,9 +103,9 @@ void merge_and_unload(ModuleBase& model);
 
 // ---- Files: PEFT's folder of adapter_config.json and adapter_model.safetensors
 
-// The adapter under the names and in the layout of PEFT's file, such as
-// "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight". "": the active one. Floats keep their dtype. The
-// tensors share memory with the model where the layout allows. For GPT2 and Bert the paths get the prefixes
+// Returns the adapter's tensors under the names and in the layout of PEFT's file, such as
+// "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight". `adapter` "": the active one. Floats keep their dtype.
+// The tensors share memory with the model where the layout allows. For GPT2 and Bert the paths get the prefixes
 // ("transformer.", "bert.") that Transformers' classes with a head give them, and GPT2's saved weights are (in, out),
 // as Conv1D's. ViT's modules have the names of Transformers 5 ("vit.layers.0.attention.q_proj"): an adapter of a whole
 // qkv is saved as three that share their A.

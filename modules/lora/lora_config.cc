@@ -194,7 +194,7 @@ LoraOptions read_adapter_config(const std::string& path) {
     } else if (key == "bias") {
       if (const std::string bias = json.string(); bias != "none") unsupported.push_back(absl::StrCat("bias = ", bias));
     } else if (key == "init_lora_weights") {
-      // Other values mean that the base's weights were changed, too.
+      // Strings other than these three mean that the base's weights were changed, too.
       if (json.peek() != '"') return json.skip();
       const std::string init = json.string();
       if (init != "gaussian" && init != "eva" && init != "orthogonal")
@@ -206,7 +206,7 @@ LoraOptions read_adapter_config(const std::string& path) {
     }
   });
   json.finish();
-  // PEFT has no such configuration either.
+  // PEFT refuses this combination, too.
   if (!options.layers_to_transform.empty() && !names_modules(options))
     unsupported.push_back("layers_to_transform with one string for target_modules");
   if (!is_lora) throw FileError(path, "is no adapter config: peft_type is missing");

@@ -8,11 +8,12 @@
 
 namespace rondo::nn {
 
-// All of the options but the adapter's name and `mergeable`, which are not in the file. Throws FileError if the file is
-// no LoRA config, or if fields ask for something that Rondo does not support: the message names all of them.
+// Reads all options except the adapter's name and `mergeable`, which the file does not have. Throws FileError if the
+// file is no LoRA config, or if fields ask for something that Rondo does not support: the message names all of them.
 LoraOptions read_adapter_config(const std::string& path);
 
-// Targets and modules to save: paths or their ends, as Transformers names them.
+// Returns the text of an adapter_config.json. Its targets and modules to save are paths, or ends of paths, as
+// Transformers names them.
 std::string adapter_config_text(const LoraOptions& options, const PublishedLayout& layout,
                                 const std::string& base_model_name_or_path);
 

@@ -25,7 +25,7 @@ constexpr const char* kConfig = "adapter_config.json";
 constexpr const char* kWeights = "adapter_model.safetensors";
 constexpr const char* kFirst = "base_model.model.";  // of every name: PEFT's two wrappers
 
-// The parameters of one adapter, which is in the tree or not yet.
+// The parameters of one adapter. The adapter may be in the tree, or not yet.
 struct AdapterTensors {
   std::vector<std::pair<ModuleBase*, LoraDelta*>> targets;
   std::vector<std::pair<ModuleBase*, TensorSet*>> saved;
@@ -56,18 +56,18 @@ class FileNames {
   FileNames(const ModuleBase& model, PublishedLayout layout, bool published)
       : model_(model), layout_(std::move(layout)), published_(published), above_(model.path()) {}
   bool published() const { return published_; }
-  // The module as one part, or as several if Transformers has several modules.
+  // Returns the module as one part, or as several if Transformers has several modules for it.
   std::vector<PublishedPart> parts_of(const ModuleBase& module) const {
     const std::string path = path_of(module);
     if (!published_) return {{path}};
     return published_parts(layout_, model_, path);
   }
-  // The parts that one adapter has matrices for.
+  // Returns the parts that one adapter has matrices for.
   std::vector<PublishedPart> parts_in(const ModuleBase& module, const LoraDelta& delta) const {
     const auto* apart = dynamic_cast<const LoraLinearParts*>(&delta);
     return apart != nullptr ? apart->parts : parts_of(module);
   }
-  // Views in the file's layout.
+  // Returns views of the adapter's tensors in the file's layout.
   std::vector<NamedTensor> tensors(const AdapterTensors& adapter) const {
     const NoGrad off;
     std::vector<NamedTensor> list;
@@ -116,7 +116,7 @@ bool holds(const StateDict& file, const std::string& prefix) {
   return at != file.end() && at->first.starts_with(prefix);
 }
 
-// The targets of the config that the file has tensors for; `missing` gets the others.
+// Finds the targets of the config that the file has tensors for. `missing` gets the names of the others.
 LoraMatch match_file(ModuleBase& model, const LoraOptions& options, const StateDict& file, const FileNames& names,
                      std::vector<std::string>& missing) {
   LoraMatch wanted = match_lora_targets_leniently("load_adapter", model, options), match;
@@ -150,7 +150,8 @@ LoraMatch match_file(ModuleBase& model, const LoraOptions& options, const StateD
   return match;
 }
 
-// PEFT may write the weight of an embedding target, too, which it calls "base_layer". It must be the base's.
+// PEFT may also write the weight of an embedding target, under the name "base_layer". Takes these weights out of
+// `file`, and reports those that differ from the base's.
 void take_out_base_layers(ModuleBase& model, const FileNames& names, StateDict& file, StateDictReport& report) {
   for (const NamedModule& m : base_modules(model)) {
     if (m.name.empty()) continue;

@@ -45,9 +45,9 @@ struct AdapterPart {
 struct LoraDelta : AdapterPart {
   explicit LoraDelta(AdapterInfoPtr info) : info(std::move(info)) {}
   const AdapterInfoPtr info;
-  // What the adapter adds to the result of the target for x.
+  // Returns what the adapter adds to the result of the target for x.
   virtual Tensor delta(const Tensor& x) = 0;
-  // The same as an update of the target's weight, with the weight's shape.
+  // Returns what the adapter adds to the target's weight, with the weight's shape.
   virtual Tensor weight_delta() = 0;
   // Views of the parameters, with the names and in the layout of PEFT's file.
   virtual std::vector<NamedTensor> in_file() = 0;
@@ -69,13 +69,13 @@ struct LoraLinear final : Module<LoraLinear>, LoraDelta {
   ModuleBase& as_module() override { return *this; }
 };
 
-// A LoraLinear for each of some parts of a target. For other rows of the result the delta is zero.
+// A LoraLinear for each of some parts of a target. For the other rows of the target's result, the delta is zero.
 struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
   LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts, AdapterInfoPtr info,
                   const std::vector<LoraSize>& sizes);
   const int64_t n_out;
   const std::vector<PublishedPart> parts;             // by row
-  std::vector<std::unique_ptr<LoraLinear>> matrices;  // of each part, named as its leaf
+  std::vector<std::unique_ptr<LoraLinear>> matrices;  // one for each part, named PublishedPart::leaf()
   Tensor forward(const Tensor& x);                    // (..., in) -> (..., out)
   Tensor delta(const Tensor& x) override { return (*this)(x); }
   Tensor weight_delta() override;
@@ -83,11 +83,11 @@ struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
   ModuleBase& as_module() override { return *this; }
 
  private:
-  // One tensor for each part, joined along `dim` with zeros between them.
+  // Joins the tensors of the parts along `dim`, with zeros between them.
   Tensor joined(const std::vector<Tensor>& of_parts, int64_t dim) const;
 };
 
-// delta(index) = B(A[index] * scaling); the base's padding row gets none.
+// delta(index) = B(A[index] * scaling). For the base's padding row, the delta is zero.
 struct LoraEmbedding final : Module<LoraEmbedding>, LoraDelta {
   LoraEmbedding(const Embedding& base, AdapterInfoPtr info, LoraSize size);
   const LoraSize size;
@@ -145,10 +145,10 @@ std::map<std::string, AdapterInfoPtr> infos_of(const AdapterParts& parts);
 
 // A target's own weight.
 Tensor& weight_of(ModuleBase& target);
-// The paths of targets whose weight is used elsewhere in the model, too: merging would change the other use.
+// Returns the paths of targets whose weight is used elsewhere in the model, too: merging would change the other use.
 std::vector<std::string> unmergeable(const ModuleBase& model, const std::vector<ModuleBase*>& targets);
 
-// The modules of the base, in the order of the tree.
+// Returns the modules of the base, in the order of the tree.
 std::vector<NamedModule> base_modules(ModuleBase& model);
 
 // These two throw Error.

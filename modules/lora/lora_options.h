@@ -25,7 +25,7 @@ struct LoraOptions {
   // its own copy; the base's values stay. GPT-2's wte cannot be one: its output layer reads the same weight, which in
   // PEFT stays the base's.
   std::vector<std::string> modules_to_save = {};
-  // Not empty, not digits only, without a dot.
+  // The adapter's name: not empty, not digits only, without a dot.
   std::string adapter = "default";
   // True: the adapter must be mergeable later, so a target that merge_adapter() would refuse is an error
   // now. Not saved.

@@ -102,7 +102,7 @@ bool can_be_target(ModuleBase& module) {
   return dynamic_cast<Linear*>(&module) != nullptr || dynamic_cast<Embedding*>(&module) != nullptr;
 }
 
-// The last parts of the paths, each once.
+// Returns the last parts of the modules' paths, each once.
 std::string names_in(const std::vector<NamedModule>& modules, bool targets_only) {
   std::vector<std::string> names;
   for (const NamedModule& m : modules) {
@@ -117,9 +117,10 @@ std::string names_in(const std::vector<NamedModule>& modules, bool targets_only)
 
 bool ends_in(const std::string& path, const std::string& name) { return path == name || path.ends_with("." + name); }
 
-// The number of the layer that a module is in: the number after the first list of this name, or of any name if `list`
-// is "". (Lists inside a layer, such as experts, have numbers, too.) With "", a list at the very beginning of the path
-// counts only if there is no other: in the whole models that PEFT sees, the list of layers is inside another module.
+// Returns the number of the layer that a module is in: the number after the first list of this name, or of any name if
+// `list` is "". (Lists inside a layer, such as experts, have numbers, too.) With "", a list at the very beginning of
+// the path counts only if there is no other: in the whole models that PEFT sees, the list of layers is inside another
+// module.
 std::optional<int64_t> layer_behind(const std::string& path, const std::string& list) {
   std::optional<int64_t> of_first;
   const size_t first = path.find('.');
@@ -137,7 +138,7 @@ std::optional<int64_t> layer_behind(const std::string& path, const std::string& 
   return of_first;
 }
 
-// As PEFT decides (tuners_utils.py, check_target_module_exists).
+// Decides as PEFT does (tuners_utils.py, check_target_module_exists).
 bool is_in_layers(const std::string& path, const LoraOptions& options) {
   if (options.layers_to_transform.empty()) return true;
   std::optional<int64_t> layer;
@@ -148,7 +149,7 @@ bool is_in_layers(const std::string& path, const LoraOptions& options) {
   return layer && std::find(layers.begin(), layers.end(), *layer) != layers.end();
 }
 
-// rank_pattern or alpha_pattern: values for paths, by the first name that fits.
+// Finds the values of rank_pattern or alpha_pattern for paths: the first name that fits a path counts.
 template <class T> class SizePatterns {
  public:
   SizePatterns(const char* function, const char* option, const std::vector<std::pair<std::string, T>>& values)
@@ -235,8 +236,9 @@ class Matcher {
     std::vector<PublishedPart> parts = {};
     bool any() const { return whole || !parts.empty(); }
   };
-  // Names in a file are Transformers'. If these differ from the tree's, the tree's names do not count: PEFT finds no
-  // "dense" in a DistilBERT, so it must not match the tree's "dense", which is ffn.lin1 there.
+  // Names in a file are Transformers' names. If a family's modules have other names in the tree, the tree's names do
+  // not count. For example, PEFT finds no "dense" in a DistilBERT. So "dense" in a file must not match the tree's
+  // "dense", which Transformers calls ffn.lin1.
   bool counts_tree_names() const { return !lenient_ || layout_.parts == nullptr; }
   // Chooses module i, or parts of it, if `fits` is true for its name in the tree or in Transformers. Returns false if
   // nothing is chosen.

@@ -27,8 +27,8 @@ bool names_modules(const LoraOptions& options);
 
 // Throws Error as add_lora() does. A path matches as it is, or as Transformers names it (PublishedLayout).
 LoraMatch match_lora_targets(const char* function, ModuleBase& model, const LoraOptions& options);
-// The same for names from a file: names that match nothing are left out, and so are targets other than Linear and
-// Embedding. The targets have no sizes yet, because these depend on which parts the file has.
+// As match_lora_targets(), for names from a file: names that match nothing are left out, and so are targets other than
+// Linear and Embedding. The targets have no sizes yet, because these depend on which parts the file has.
 LoraMatch match_lora_targets_leniently(const char* function, ModuleBase& model, const LoraOptions& options);
 // Gives the targets their sizes. A whole module whose parts have different sizes is replaced by its parts. `lenient`: a
 // pattern may fit no target.

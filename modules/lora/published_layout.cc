@@ -12,7 +12,7 @@
 namespace rondo::nn {
 namespace {
 
-// ViT's modules as Transformers 5 names them. Query, key and value are modules of their own there.
+// Returns a module of ViT as Transformers 5 names it. Query, key and value are three modules there.
 std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string& path) {
   constexpr std::pair<std::string_view, std::string_view> kOutside[] = {
       {"patch_embed.proj", "vit.embeddings.patch_embeddings.projection"},
@@ -44,8 +44,8 @@ std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string&
   return {{absl::StrCat(block, ".", inner)}};
 }
 
-// VisionEncoderDecoder in Transformers: the encoder is a ViTModel, whose paths have no "vit.", the decoder a
-// GPT2LMHeadModel, whose paths begin with "transformer.".
+// Returns a module of VisionEncoderDecoder as Transformers names it: the encoder is a ViTModel, whose paths have no
+// "vit.", and the decoder a GPT2LMHeadModel, whose paths begin with "transformer.".
 std::vector<PublishedPart> captioner_parts(const ModuleBase& model, const std::string& path) {
   constexpr std::string_view kEncoder = "encoder.", kDecoder = "decoder.", kViT = "vit.";
   if (path.starts_with(kDecoder)) return {{"decoder.transformer." + path.substr(kDecoder.size())}};

@@ -29,7 +29,7 @@ struct PublishedLayout {
   // by the prefix only.
   std::vector<PublishedPart> (*parts)(const ModuleBase& model, const std::string& path) = nullptr;
 };
-// Transformers' parts for the module at `path`: one, or several by row.
+// Returns Transformers' parts for the module at `path`: one, or several by row.
 std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
                                            const std::string& path);
 PublishedLayout published_layout(const ModuleBase& model);

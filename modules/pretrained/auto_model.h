@@ -57,7 +57,7 @@ struct ConfigField;
 class PretrainedModel {
  public:
   ModuleBase& operator*() const;
-  // The module, for functions that this class does not have. It has no loss().
+  // The module, for functions that this class does not have. ModuleBase has no loss().
   ModuleBase* operator->() const { return &**this; }
   // As in module.h.
   std::vector<Tensor> parameters() const { return (**this).parameters(); }
@@ -84,9 +84,9 @@ class PretrainedModel {
   //
   // Each file appears whole or not at all, config.json last. If the folder holds an older model in shards, the save as
   // a whole is not atomic: the old config.json is removed first, so that an incomplete folder is never taken for
-  // complete. An adapter in the folder stays there, and from_pretrained() would apply it. A model of images also writes
-  // the preprocessor_config.json that was beside it (image_processor.h), and one that writes about images also the
-  // generation_config.json, unless the folder has one.
+  // complete. An adapter in the folder stays there, and from_pretrained() would apply it. Two files that were beside
+  // the original config.json are written, too, unless the folder has them: the preprocessor_config.json of a model that
+  // reads images (image_processor.h), and the generation_config.json of one that writes about images.
   void save_pretrained(const std::string& folder, const SaveOptions& options = {}) const;
   // The name in published files of a module's tensor: "h.0.ln_1.weight" -> "transformer.h.0.ln_1.weight".
   std::string published_name(std::string_view name) const;
@@ -122,8 +122,8 @@ class PretrainedModel {
 class AutoModel : public PretrainedModel {
  public:
   static AutoModel from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
-  // idx i64 (B, T) -> features (B, T, C). mask bool (B, T), true = a real token, and segments i64 (B, T) are BERT's
-  // (DistilBERT has no segments): Error if another family gets one. There is no such model of ViT and SegFormer.
+  // idx i64 (B, T) -> features (B, T, C). mask bool (B, T), true = a real token, and segments i64 (B, T) are for BERT
+  // (DistilBERT has no segments): Error if another family gets one. AutoModel does not load ViT and SegFormer.
   Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});
 
  private:
@@ -233,10 +233,10 @@ class AutoModelForImageTextToText : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// The same for a model that was not read from files: GPT2, Llama, Llama::Body, LlamaForSequenceClassification,
-// BertModel, BertForSequenceClassification, RobertaForSequenceClassification, BertForTokenClassification,
-// BertForMaskedLM, ViT, SegformerForSemanticSegmentation, or VisionEncoderDecoder, which also gets a
-// generation_config.json. Throws Error for any other.
+// As PretrainedModel::save_pretrained(), for a model that was not read from files: GPT2, Llama, Llama::Body,
+// LlamaForSequenceClassification, BertModel, BertForSequenceClassification, RobertaForSequenceClassification,
+// BertForTokenClassification, BertForMaskedLM, ViT, SegformerForSemanticSegmentation, or VisionEncoderDecoder, which
+// also gets a generation_config.json. Throws Error for any other.
 void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options = {});
 
 }  // namespace rondo::nn

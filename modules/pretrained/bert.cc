@@ -130,7 +130,8 @@ static bool describe_bert(ModuleBase& module, Published& out) {
     task = "ForMaskedLM";
     BertForMaskedLM plain(c);
     out.tensors = same_names(plain);
-    // If an adapter has trained one of the two, merge_and_unload() has untied them.
+    // Usually the output layer's weight is that of the word embeddings. If an adapter has trained only one of the two,
+    // merge_and_unload() has untied them.
     if (masked->head.decoder.weight.impl() != masked->bert.embeddings.word_embeddings.weight.impl())
       out.why_unpublished = "an output layer that is not the word embeddings";
   } else {

@@ -18,7 +18,8 @@ struct ConfigProblems {
   bool empty() const { return missing.empty() && invalid.empty() && unsupported.empty() && unknown.empty(); }
 };
 
-// A config.json, or a preprocessor_config.json, does not describe `what` as Rondo can build it. Lists all such fields.
+// Thrown if a config.json, or a preprocessor_config.json, does not describe `what` in a form that Rondo can build.
+// Lists all fields that are the reason.
 class ConfigError : public FileError {
  public:
   ConfigError(const std::string& path, ConfigProblems problems, const std::string& what = "a model");

@@ -26,7 +26,7 @@ std::string message_of(const ConfigProblems& problems, const std::string& what) 
   return text;
 }
 
-// A value for messages.
+// Returns a value, shortened, for messages.
 std::string short_text(std::string_view json) {
   constexpr size_t kShown = 60;
   std::string text(json.substr(0, kShown));

@@ -88,12 +88,12 @@ class ConfigFields {
   std::optional<int64_t> entries(std::string_view name);
   // The fields of an object, with names like "rope_scaling.factor" in messages; null if it is absent.
   std::unique_ptr<ConfigFields> object(std::string_view name);
-  // The same for an object that is the config.json of another model. Which of its fields are harmless depends on its
-  // own model_type. An absent object is noted as missing.
+  // As object(), for an object that is the config.json of another model. Which of its fields are harmless depends on
+  // its own model_type. An absent object is noted as missing.
   std::unique_ptr<ConfigFields> model(std::string_view name);
 
-  // If the field is not absent, null or this JSON text, it is noted as unsupported. For values that follow from other
-  // fields; constants belong in the table of harmless_fields.cc.
+  // Notes the field as unsupported, unless it is absent, null or this JSON text. For fields whose only right value
+  // follows from other fields; fields whose right values are constants belong in the table of harmless_fields.cc.
   void must_be(std::string_view name, std::string_view text);
   // Marks fields as understood: they have no effect here.
   void harmless(std::initializer_list<std::string_view> names);
@@ -117,7 +117,7 @@ class ConfigFields {
   std::optional<int64_t> integer(std::string_view name, int64_t least, int64_t most);
 
   std::string path_, prefix_, model_type_;  // the model's, "" if it has none
-  size_t inside_ = 0;                       // the part of prefix_ that leads to the model
+  size_t inside_ = 0;                       // prefix_ without its first inside_ characters is the path within the model
   std::vector<ConfigField> fields_;
   std::set<std::string, std::less<>> understood_;
   std::shared_ptr<ConfigProblems> problems_;
@@ -128,7 +128,7 @@ std::string json_object(const std::vector<ConfigField>& fields, std::string_view
 // Writes the fields as one JSON object, whole or not at all. Throws FileError.
 void write_fields(const std::string& path, const std::vector<ConfigField>& fields);
 
-// JSON texts, for writing.
+// Return the JSON text of a value, for writing.
 std::string json_text(std::string_view text);
 std::string json_text(double value);
 std::string json_text(int64_t value);

@@ -40,7 +40,7 @@ static bool describe_gpt2(ModuleBase& module, Published& out) {
   out.model_type = "gpt2";
   out.architecture = "GPT2LMHeadModel";
   out.prefix = "transformer.";
-  // From a model of the same sizes: `model` may hold an adapter's tensors, too.
+  // The names are taken from a new model of the same sizes, because `model` may hold an adapter's tensors, too.
   const SkipInit skip(SkipInit::Memory::kNone);
   GPT2 plain(c);
   out.tensors = same_names(plain, out.prefix);
@@ -48,7 +48,7 @@ static bool describe_gpt2(ModuleBase& module, Published& out) {
     tensor.transposed = tensor.name.ends_with("c_attn.weight") || tensor.name.ends_with("q_attn.weight") ||
                         tensor.name.ends_with("c_proj.weight") || tensor.name.ends_with("c_fc.weight");
   out.aliases = {{"lm_head.weight", "transformer.wte.weight"}};
-  // The causal mask and its -inf.
+  // Files may hold these: the causal mask and its -inf.
   out.computed = {".attn.bias", ".attn.masked_bias", ".crossattention.bias", ".crossattention.masked_bias"};
   out.config = {{"activation_function", json_text(gelu_name(c.gelu))},
                 {"attn_pdrop", json_text(c.attn_dropout.value_or(c.dropout))},

@@ -37,7 +37,7 @@ constexpr Row kRows[] = {
     {"use_mrope", "false", kLlamas},         // positions of images and videos
     {"rope_interleaved", "false", kLlamas},  // pairs of neighbours instead of halves
     {"is_llama_config", "true", kLlamas},
-    {"sliding_window use_sliding_window", "false", "llama"},  // Llama has none
+    {"sliding_window use_sliding_window", "false", "llama"},  // Llama has no window
     {"embd_pdrop resid_pdrop hidden_dropout", "0 0.0", kLlamas},
     {"n_special", "0", "gpt2"},  // further embeddings
     {"position_embedding_type", "\"absolute\"", kEncoders},
@@ -46,15 +46,15 @@ constexpr Row kRows[] = {
     {"pre_trained training", "\"\"", kEncoders},
     {"reshape_last_stage", "true", "segformer"},  // false: features stay a list, which the head makes a map again
 
-    // ---- What the reference does not read in this family
+    // ---- Fields that transformers does not read in this family
     {"n_ctx n_positions", kAny, "gpt2"},  // two names of one field; the first that is present is read
     // Upcasting changes nothing: attention always accumulates in the wider type.
     {"reorder_and_upcast_attn", kAny, "gpt2"},
     // How projections were cut for tensor parallel training: another order of the same sums.
     {"pretraining_tp", kAny, kLlamas},
-    {"max_window_layers", kAny, "llama"},                 // without a window
-    {"original_max_position_embeddings", kAny, kLlamas},  // without rope_scaling
-    {"layer_norm_eps", kAny, "segformer"},                // every LayerNorm there has 1e-5
+    {"max_window_layers", kAny, "llama"},                 // has no effect without a window
+    {"original_max_position_embeddings", kAny, kLlamas},  // has no effect without rope_scaling
+    {"layer_norm_eps", kAny, "segformer"},                // every LayerNorm of SegFormer has 1e-5
     {"downsampling_rates image_size", kAny, "segformer"},
     {"sinusoidal_pos_embds", kAny, "distilbert"},  // says how position embeddings start: the file holds them
 
@@ -71,10 +71,10 @@ constexpr Row kRows[] = {
      kAny, kEncoders},
     {"encoder_stride pooler_act pooler_output_size", kAny, "vit"},
     {"problem_type", kAny, "segformer"},
-    {"_num_labels label2id", kAny},  // id2label counts
+    {"_num_labels label2id", kAny},  // id2label is read instead
 
-    // ---- What other programs do with the logits. These two functions keep the logit of one label, or take its
-    // probability, as Sentence Transformers does without the field, too.
+    // ---- What other programs do with the logits. The functions Identity and Sigmoid keep the logit of a single label,
+    // or turn it into a probability. Sentence Transformers does this without the field, too.
     {"sentence_transformers", kItsFields, kEncoders},
     {"sentence_transformers.version", kAny, kEncoders},
     {"sbert_ce_default_activation_function sentence_transformers.activation_fn",
@@ -105,7 +105,7 @@ constexpr Row kRows[] = {
     // ---- preprocessor_config.json
     {"do_pad do_flip_channel_order use_square_size", "false", kPictures},
     {"data_format", "\"channels_first\"", kPictures},
-    // Fields that the reference does not read in this class of processors, or only if `do_pad` is true.
+    // Fields that transformers does not read in this class of processors, or only if `do_pad` is true.
     {"crop_pct crop_size do_center_crop do_reduce_labels pad_size reduce_labels", kAny, kPictures},
     {"default_to_square device disable_grouping image_seq_length input_data_format return_tensors use_fast "
      "_valid_processor_keys",

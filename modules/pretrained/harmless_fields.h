@@ -13,8 +13,9 @@ enum class FieldEffect {
   kUnknown,      // the table does not have the field for this family
 };
 
-// `model_type` and `field` as in the file; fields of an object are "rope_scaling.factor". `json`: the value's text.
-// null is harmless for every field of the table: it is the field's absence.
+// Finds the effect of a field. `model_type` and `field` as in the file; fields of an object are "rope_scaling.factor".
+// `json`: the value's text. null is harmless for every field of the table, because it means the same as an absent
+// field.
 FieldEffect effect_of(std::string_view model_type, std::string_view field, std::string_view json);
 
 }  // namespace rondo::nn

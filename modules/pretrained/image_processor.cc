@@ -236,7 +236,7 @@ Tensor rgb_bytes(const Tensor& image) {
   return out;
 }
 
-// The result for each byte, computed in f32 where the reference uses f32.
+// Returns the result for each value of a byte, computed in f32 where transformers uses f32.
 std::array<float, 256> table_of(const ImageProcessorConfig& c, size_t channel) {
   std::array<float, 256> table;
   for (size_t i = 0; i < table.size(); ++i) {

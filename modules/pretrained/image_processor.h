@@ -62,7 +62,8 @@ struct ImageProcessorConfig {
 };
 
 struct ImageProcessorOptions {
-  // Fields that this version does not know are ignored. Without it they are an error: they may change the pictures.
+  // True: ignores fields that this version does not know. False: they are an error, because they may change the
+  // pictures.
   bool allow_unknown_fields = false;
   // The most bytes that one step of processing a picture, or its result, may take. A small file may need much memory.
   int64_t max_bytes = int64_t{1} << 28;

@@ -86,7 +86,8 @@ Tensor resize_rows(const Tensor& pixels, int64_t height, ops::InterpolateMode mo
   return out;
 }
 
-// The order of the passes matters, because the bytes between them are rounded and clamped to 0 and 255.
+// True if rows are resized before columns. The order matters, because the bytes between the two passes are rounded and
+// clamped to 0 and 255.
 bool rows_first(int64_t from_height, int64_t from_width, int64_t height, int64_t width) {
   return height < from_height && from_height - height > 2 * (from_width - width);
 }

@@ -49,7 +49,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       scaling.original_positions = rope.size("original_max_position_embeddings", c.block_size);
       scaling.original_positions = outer.size("original_max_position_embeddings", scaling.original_positions);
     }
-    // Only yarn allows null: then the factor is the ratio of the two lengths.
+    // Only yarn allows a null factor: it means the ratio of the two lengths.
     if (scaling.kind == Kind::kYarn && rope.is_null("factor")) {
       rope.harmless({"factor"});
       scaling.factor = static_cast<double>(c.block_size) / static_cast<double>(scaling.original_positions);
@@ -64,7 +64,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       rope.invalid("high_freq_factor", "a number above low_freq_factor");
   }
   if (scaling.kind == Kind::kYarn) read_yarn(rope, scaling);
-  // The reference ignores fields of other kinds.
+  // transformers ignores the fields of other kinds.
   rope.harmless({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor",
                  "mscale", "mscale_all_dim", "original_max_position_embeddings", "truncate"});
   if (scaling.kind == Kind::kYarn && c.rope_base == 1) outer.invalid("rope_theta", "another number than 1, for yarn");
@@ -119,7 +119,7 @@ std::string family_of(const LlamaConfig& c) {
   return "llama";
 }
 
-// Why no family of transformers has this combination; "" if one has.
+// Returns why no family of transformers has this combination; "" if one has it.
 std::string why_unpublished(const LlamaConfig& c, const std::string& family) {
   const auto also = [&](const char* what) { return absl::StrCat(what, ", which ", family, " does not have"); };
   if (c.mlp_bias && family != "llama") return also("mlp_bias");
@@ -206,7 +206,8 @@ static std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, c
   c.block_size = config.size("max_position_embeddings", family == "llama" ? 2048 : is_qwen ? 32768 : 131072);
   c.n_layer = config.size("num_hidden_layers", {}, kMostLayers);
   c.n_head = config.size("num_attention_heads");
-  // The other families' classes have defaults of their own.
+  // A null field means n_head. An absent field means n_head for Llama only: the other families' classes have defaults
+  // of their own, so their files must have the field.
   const bool may_lack = family == "llama" || config.is_null("num_key_value_heads");
   c.n_kv_head = config.size("num_key_value_heads", may_lack ? std::optional(c.n_head) : std::nullopt);
   c.n_embd = config.size("hidden_size");
@@ -248,7 +249,8 @@ static bool describe_llama(ModuleBase& module, Published& out) {
   auto* sequence = dynamic_cast<LlamaForSequenceClassification*>(&module);
   if (model == nullptr && body == nullptr && sequence == nullptr) return false;
   LlamaConfig c = model != nullptr ? model->config : body != nullptr ? body->config : sequence->config;
-  // If an adapter has trained one of the two, merge_and_unload() has untied them.
+  // The output layer may share the weight of the embedding. If an adapter has trained only one of the two,
+  // merge_and_unload() has untied them.
   if (model != nullptr && c.tie_word_embeddings &&
       model->lm_head.weight.impl() != model->model.embed_tokens.weight.impl()) {
     c.tie_word_embeddings = false;

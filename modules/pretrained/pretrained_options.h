@@ -38,7 +38,7 @@ struct PretrainedOptions {
   std::vector<std::string> fresh = {};
   uint64_t seed = 0;  // of fresh tensors
   // Replaces the pad_token_id of config.json. A sequence classifier on a decoder needs it for batches of more than one
-  // row. It refuses the -1 of the first Llamas, which is no token.
+  // row. The classifier refuses the -1 in the config.json of the first Llamas, which is no token.
   std::optional<int64_t> pad_token_id = std::nullopt;
   // Tensors of the file that the model has no place for are no error if their names begin with one of these: {"cls."}
   // for the heads of BERT's pretraining.

@@ -1,6 +1,6 @@
 // How a model looks in a published folder: which tensors its file holds, under which names, and what its config.json
-// says. Each family has one file (gpt2.cc, llama.cc, bert.cc, vit.cc, segformer.cc, vision_encoder_decoder.cc) with
-// both directions and all calls.
+// says. Each family has one file (gpt2.cc, llama.cc, bert.cc, vit.cc, segformer.cc, vision_encoder_decoder.cc) with the
+// code for reading, for saving, and for all calls.
 #pragma once
 
 #include <initializer_list>
@@ -35,7 +35,8 @@ struct PublishedTensor {
 struct Published {
   std::string model_type;    // "gpt2"; set before describe(): the family that the config.json names
   std::string architecture;  // the class in transformers: "GPT2LMHeadModel"
-  // The names of the model below the head begin with this: "transformer.". Files of the bare model lack it.
+  // In files of a model with a head, names of tensors below the head begin with this: "transformer.". In files of the
+  // bare model they do not.
   std::string prefix;
   std::vector<PublishedTensor> tensors;
   // Tied tensors that a file may hold a second time: the second name, and the name of the tensor that it must equal.
@@ -108,23 +109,24 @@ struct Family {
 // Read the config of a model without a head, and note what is wrong with it. Also for models that contain such a model.
 GPT2Config read_gpt2(ConfigFields& config, const PretrainedOptions& options);
 ViTConfig read_vit(ConfigFields& config, const PretrainedOptions& options);
-// The number of classes that the caller wants: num_labels, or as many as label_names. Throws Error if these two differ.
+// Returns the number of classes that the caller wants: num_labels, or as many as label_names. Throws Error if these two
+// differ.
 std::optional<int64_t> wanted_labels(const PretrainedOptions& options);
-// The number of classes: the caller's, or that of the file's id2label, or of its num_labels, or 2.
+// Returns the number of classes: the caller's, or that of the file's id2label, or of its num_labels, or 2.
 int64_t read_labels(ConfigFields& config, const PretrainedOptions& options);
-// The caller's problem_type, or the file's; nullopt: targets decide (classification_loss.h).
+// Returns the caller's problem_type, or the file's; nullopt: targets decide (classification_loss.h).
 std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t num_classes,
                                              const PretrainedOptions& options);
-// id2label and label2id for these names, or for n classes without names, as transformers writes them.
+// Returns id2label and label2id for these names, or for n classes without names, as transformers writes them.
 std::vector<ConfigField> label_fields(const std::vector<std::string>& names);
 std::vector<ConfigField> label_fields(int64_t n);
-// The names in these fields' id2label, by number; empty if the field is absent or has another form.
+// Returns the names in these fields' id2label, by number; empty if the field is absent or has another form.
 std::vector<std::string> read_label_names(const std::vector<ConfigField>& fields, const std::string& path);
 ops::GeluKind read_gelu(ConfigFields& config, std::string_view name, std::string_view otherwise);
 std::string gelu_name(ops::GeluKind kind);
-// The caller's probability, or the file's.
+// Returns the caller's probability, or the file's.
 double read_dropout(ConfigFields& config, std::string_view name, double otherwise, const PretrainedOptions& options);
-// The calls of a task whose models are of class M.
+// Returns the calls of a task whose models are of class M.
 template <class M> constexpr LanguageCalls language_calls() {
   return {
       .logits =
@@ -144,7 +146,7 @@ template <class M> constexpr TextCalls text_calls() {
           [](ModuleBase& model, const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
              std::source_location where) { return dynamic_cast<M&>(model).loss(idx, mask, segments, targets, where); }};
 }
-// All tensors of the module's state dict, in files with the names `prefix` + name.
+// Returns all tensors of the module's state dict, under the names `prefix` + name in the file.
 std::vector<PublishedTensor> same_names(ModuleBase& module, const std::string& prefix = "");
 
 }  // namespace rondo::nn

@@ -14,7 +14,7 @@ class TorchvisionShapes {
   TorchvisionShapes(const std::string& path, const WeightFiles& files) : path_(path), files_(files) {}
 
   bool has(const std::string& name) const { return files_.places().contains(name); }
-  // Size `dim` of a tensor, which must have this rank.
+  // Returns size `dim` of a tensor, which must have this rank.
   int64_t size(const std::string& name, int rank, int dim) const {
     const auto at = files_.places().find(name);
     if (at == files_.places().end()) throw FileError(path_, absl::StrCat("is no ResNet of torchvision: no ", name));
@@ -44,7 +44,7 @@ class TorchvisionShapes {
   }
 
  private:
-  // The classes of the file's head; without one, of the new head that the caller asks for.
+  // Returns the number of classes of the file's head; without one, of the new head that the caller asks for.
   int64_t classes(const PretrainedOptions& options) const {
     const std::string head = "fc.weight";
     const std::optional<int64_t> wanted = wanted_labels(options);

@@ -131,7 +131,7 @@ class Loader {
   }
 
  private:
-  // The sizes of a tensor's part in the file.
+  // Returns the sizes of a tensor's part in the file.
   Dims file_sizes(const PublishedTensor& tensor) const {
     Dims sizes = targets_.at(tensor.name).sizes();
     if (tensor.rows > 0) sizes[0] = tensor.rows;
@@ -164,7 +164,7 @@ class Loader {
     std::set<std::string_view> used;
     for (const PublishedTensor& tensor : published_.tensors) {
       const auto* found = find(tensor.file_name);
-      for (const auto& [name, tied_to] : published_.aliases)  // a file that holds it under the other name only
+      for (const auto& [name, tied_to] : published_.aliases)  // a file may hold the tensor under its second name only
         if (found == nullptr && tied_to == tensor.file_name) found = find(name);
       const bool may_start_fresh = begins_with_any(tensor.file_name, options_.fresh);
       // Tensors that are not floating are counters (num_batches_tracked), which files from before PyTorch 0.4.1 lack.
@@ -258,7 +258,7 @@ class Loader {
     }
   }
 
-  // A tied tensor that the file holds twice must have the same values both times.
+  // Checks that a tied tensor that the file holds twice has the same values both times.
   void check_aliases() {
     for (const auto& [name, tied_to] : published_.aliases) {
       const auto *alias = find(name), *original = find(tied_to);
@@ -348,7 +348,8 @@ void save_weights(const io::TensorMap& tensors, const std::string& folder, const
                                                                  "\n  },\n  \"weight_map\": {\n", map, "\n  }\n}\n"));
     written.insert(kIndex);
   }
-  // Loaders look for model.safetensors first, then for the index.
+  // Removes the weights of an older save. Loaders look for model.safetensors first, then for the index, so an old
+  // model.safetensors would hide new shards.
   for (const std::string& name : io::list_folder(folder)) {
     if ((name != kWeights && name != kIndex && !is_shard(name)) || written.contains(name)) continue;
     std::error_code error;

@@ -34,7 +34,7 @@ struct BertConfig {
   // ... of the block_size position embeddings; padding has position padding_idx, which is frozen too.
   bool roberta = false;
   // DistilBERT (Sanh et al., "DistilBERT, a distilled version of BERT", 2019), in the models of bert_tasks.h: no
-  // segments, no dropout of what attention adds, and ReLU behind the pooler.
+  // segments, no dropout of what attention adds, and ReLU after the pooler.
   bool distilbert = false;
   // If there are more logits than this, loss() of a masked language model computes them in chunks.
   int64_t whole_logits = kWholeLogits;
@@ -43,7 +43,8 @@ struct BertConfig {
   int64_t max_length() const { return roberta ? block_size - padding_idx.value_or(0) - 1 : block_size; }
 };
 
-// The sum of word, position and segment embeddings, normalised. DistilBERT has no segments, which are undefined then.
+// The sum of word, position and segment embeddings, normalised. For DistilBERT, which has no segments, `segments` is
+// undefined.
 struct BertEmbeddings : Module<BertEmbeddings> {
   explicit BertEmbeddings(const BertConfig& config);
   bool roberta;
@@ -81,7 +82,7 @@ struct BertAttention : Module<BertAttention> {
   Tensor forward(const Tensor& x, const Tensor& mask) { return output(self(x, mask), x); }
 };
 
-// A linear layer under one more name.
+// A linear layer below a module of its own: its parameters are named "....dense.weight", as in published checkpoints.
 struct BertDense : Module<BertDense> {
   BertDense(int64_t n_in, int64_t n_out);
   Linear dense;
@@ -103,8 +104,8 @@ struct BertEncoder : Module<BertEncoder> {
   Tensor forward(const Tensor& x, const Tensor& mask);
 };
 
-// The features (B, T, C) of idx i64 (B, T). mask bool (B, T), true = a real token, undefined = all; segments i64 (B,
-// T), undefined = 0. Throws Error for other shapes, for T > config.max_length() and for segments of DistilBERT.
+// Returns the features (B, T, C) of idx i64 (B, T). mask bool (B, T), true = a real token, undefined = all; segments
+// i64 (B, T), undefined = 0. Throws Error for other shapes, for T > config.max_length() and for segments of DistilBERT.
 Tensor bert_features(const BertConfig& config, BertEmbeddings& embeddings, BertEncoder& encoder, const Tensor& idx,
                      const Tensor& mask, const Tensor& segments);
 
@@ -123,7 +124,7 @@ struct Bert : Module<Bert> {
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
   // Every position's features: (B, T, C).
   Tensor features(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // The mean loss of the targets: classification_loss.h, by config.problem_type.
+  // Returns the mean loss of the targets; config.problem_type chooses the loss (classification_loss.h).
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

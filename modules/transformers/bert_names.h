@@ -7,9 +7,9 @@
 
 namespace rondo::nn {
 
-// The config of a model of bert_tasks.h; null for any other module.
+// Returns the config of a model of bert_tasks.h; null for any other module.
 const BertConfig* bert_config(const ModuleBase& model);
-// The published name of a module or a tensor: "head.dense.weight" -> "cls.predictions.transform.dense.weight".
+// Returns the published name of a module or a tensor: "head.dense.weight" -> "cls.predictions.transform.dense.weight".
 std::string published_bert_name(const BertConfig& config, std::string name);
 
 }  // namespace rondo::nn

@@ -22,13 +22,13 @@ struct BertModel : Module<BertModel> {
   BertEncoder encoder = child("encoder", config);
   std::unique_ptr<BertDense> pooler;                                                        // null without one
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, C)
-  // tanh, in DistilBERT relu, of a linear layer of the first position's features: (B, C). Throws Error without a
-  // pooler.
+  // Applies the pooler, a linear layer and tanh (in DistilBERT relu), to the first position's features: (B, C). Throws
+  // Error without a pooler.
   Tensor pooled(const Tensor& features);
 };
 
-// The mean of the features of real tokens, as sentence-transformers' models (MiniLM) pool: features (B, T, C), mask
-// bool (B, T) or undefined -> (B, C). A row without a real token gives 0.
+// Returns the mean of the features of real tokens, as sentence-transformers' models (MiniLM) pool: features (B, T, C),
+// mask bool (B, T) or undefined -> (B, C). A row without a real token gives 0.
 Tensor mean_pooling(const Tensor& features, const Tensor& mask);
 
 // "bert", "roberta" or "distilbert".
@@ -51,7 +51,7 @@ struct BertForSequenceClassification : Module<BertForSequenceClassification> {
   Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
   Linear classifier = child("classifier", config.n_embd, config.num_classes);
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // The mean loss of the targets: classification_loss.h, by config.problem_type.
+  // Returns the mean loss of the targets; config.problem_type chooses the loss (classification_loss.h).
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };
@@ -65,7 +65,7 @@ struct RobertaClassificationHead : Module<RobertaClassificationHead> {
   Tensor forward(const Tensor& features);  // (B, T, C) -> (B, num_classes)
 };
 
-// The same for RoBERTa, which has no pooler.
+// As BertForSequenceClassification, for RoBERTa, which has no pooler.
 struct RobertaForSequenceClassification : Module<RobertaForSequenceClassification> {
   explicit RobertaForSequenceClassification(BertConfig config, BertTaskOptions options = {},
                                             const SkipInit& skip = SkipInit());

@@ -13,8 +13,8 @@
 namespace rondo::nn {
 namespace {
 
-// table(0 ... n - 1), as a view of its first rows, so that the gradient needs no lookup of rows. In a recording the
-// rows are looked up by number, because n may be another one in the next call.
+// Returns table(0 ... n - 1). Outside of recordings this is a view of the first rows, so that the gradient needs no
+// lookup of rows. In a recording the rows are looked up by number, because n may be another one in the next call.
 Tensor first_rows(Embedding& table, int64_t n) {
   if (!table.is_plain() || active_recorder() != nullptr) return table(Tensor::arange(n, {kI64, table.weight.device()}));
   return n == table.weight.size(0) ? table.weight : ops::slice(table.weight, 0, {0, n});

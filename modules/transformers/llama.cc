@@ -18,7 +18,7 @@ Tensor SwiGLU::forward(const Tensor& x) { return down_proj(ops::silu(gate_proj(x
 
 namespace {
 
-// D * `heads`: the width of the queries, or of the keys.
+// Returns D * `heads`: the width of the queries, or of the keys.
 int64_t width_of(int64_t heads, int64_t n_embd, int64_t n_head, int64_t n_kv_head, int64_t head_dim) {
   if (n_head <= 0 || n_kv_head <= 0 || (head_dim <= 0 && n_embd % n_head != 0) || n_head % n_kv_head != 0)
     throw Error(
@@ -232,7 +232,7 @@ Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_locatio
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, const Tensor& positions, std::source_location where) {
   const auto logits = [&] { return positions.defined() ? (*this)({idx, where}, positions) : (*this)({idx, where}); };
   const auto below = [&] { return positions.defined() ? model(idx, positions) : model(idx); };
-  // A hook on the output layer needs a call of its forward.
+  // A hook on the output layer runs only if its forward is called, which makes whole logits.
   const int64_t whole = !lm_head.is_plain() ? std::numeric_limits<int64_t>::max() : config.whole_logits;
   return NextTokenLoss{*this, lm_head.weight, whole, logits, below}(idx, targets, where);
 }

@@ -119,16 +119,16 @@ struct Llama : Module<Llama>, CausalLM {
     Embedding embed_tokens;
     ModuleList<LlamaBlock> layers;
     RMSNorm norm;
-    // i64 (B, T) -> (B, T, C). mask bool (B, T), true = a real token: no token attends to the others, but these count
+    // i64 (B, T) -> (B, T, C). mask bool (B, T), true = a real token: no token attends to padding, but padding counts
     // in positions. Undefined: all are real. With a mask, each row is one sequence, and `positions` is undefined.
     Tensor forward(const Tensor& idx, const Tensor& positions = {}, const Tensor& mask = {});
-    // The same for the tokens that follow those in the cache.
+    // As above, for the tokens of `pass`, which follow those in the cache.
     Tensor forward(const Tensor& idx, KVCache::Pass& pass);
 
    private:
     // The angles of positions 0 to T - 1, in the dtype in which x is computed.
     const ops::RotaryTables& tables(int64_t T, const Tensor& x);
-    // Those of the new tokens of a pass: (B T, D/2).
+    // The angles of the new tokens of a pass: (B T, D/2).
     ops::RotaryTables tables(KVCache::Pass& pass, const Tensor& x);
     ops::RotaryTables tables_;  // of the last length and dtype
   };
@@ -138,7 +138,8 @@ struct Llama : Module<Llama>, CausalLM {
   Linear lm_head = child("lm_head", config.n_embd, config.vocab_size, LinearOptions{.bias = false});
 
   // idx i64 (B, T), T <= config.max_length() -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a
-  // row, each with positions from 0, do not see each other (first_keys() in attention.h). Undefined: one for each row.
+  // row, each with positions from 0, do not see each other (first_keys() in attention.h). Undefined: each row is one
+  // sequence.
   Tensor forward(const Tensor& idx, const Tensor& positions = {});
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());

@@ -30,7 +30,7 @@ struct LlamaForSequenceClassification : Module<LlamaForSequenceClassification> {
   Linear score = child("score", config.n_embd, options.num_classes, LinearOptions{.bias = false});
   // Throws Error for segments, which are BERT's, and for several rows without a padding_idx.
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // The mean loss of the targets: classification_loss.h, by options.problem_type.
+  // Returns the mean loss of the targets; options.problem_type chooses the loss (classification_loss.h).
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

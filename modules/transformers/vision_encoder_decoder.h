@@ -24,12 +24,12 @@ struct VisionEncoderDecoderConfig {
   ViTConfig encoder = {};                   // its classifier is left out: num_classes becomes 0
   GPT2Config decoder = {};                  // cross_attention becomes true
   int64_t decoder_start_token_id = 0;       // begins each text
-  int64_t pad_token_id = 0;                 // what the decoder reads behind a text
+  int64_t pad_token_id = 0;                 // what the decoder reads after the end of a text
   std::vector<int64_t> eos_token_ids = {};  // each ends a text that generate() writes
 };
 
-// labels i64 or i32 (B, T) -> what the decoder reads to predict them: one place to the right, the start token first,
-// and pad_token_id for -100.
+// Returns what the decoder reads to predict labels i64 or i32 (B, T): the labels moved one place to the right, with the
+// start token first, and pad_token_id instead of -100.
 Tensor shift_tokens_right(const Tensor& labels, int64_t pad_token_id, int64_t decoder_start_token_id,
                           std::source_location where = std::source_location::current());
 
@@ -51,9 +51,10 @@ struct VisionEncoderDecoder : Module<VisionEncoderDecoder> {
   // decoder_attention_mask bool (B, T), true = a real token: GPT2::forward.
   Tensor forward(const Tensor& pixel_values, const Tensor& decoder_input_ids,
                  const Tensor& decoder_attention_mask = {});
-  // What the decoder attends to: (B, patches + 1, width of the decoder).
+  // Returns what the decoder attends to: (B, patches + 1, width of the decoder).
   Tensor encode(TensorArg pixel_values);
-  // The mean cross-entropy in nats of labels i64 (B, T), given without a shift. -100 is ignored.
+  // The mean cross-entropy in nats of labels i64 (B, T); -100 is ignored. Pass the labels without a shift: loss()
+  // shifts them.
   Tensor loss(const Tensor& pixel_values, const Tensor& labels,
               std::source_location where = std::source_location::current());
   // nn::generate() from the start token, a text for each image. eos_token_ids end texts, beside options.stop_tokens.

@@ -90,13 +90,15 @@ struct ViT : Module<ViT> {
   Tensor forward(const Tensor& images);
   // Every token's features, the class token first: (B, patches + 1, C).
   Tensor features(const Tensor& images);
-  // The mean loss of the targets: classification_loss.h, by config.problem_type. Throws Error without a classifier.
+  // Returns the mean loss of the targets; config.problem_type chooses the loss (classification_loss.h). Throws Error
+  // without a classifier.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };
 
-// The state dict of Hugging Face's ViTForImageClassification under this model's names: query, key and value are joined.
-// Throws Error if one of the three is missing. Names that are not a ViT's stay, so that a strict load reports them.
+// Returns the state dict of Hugging Face's ViTForImageClassification under this model's names: query, key and value are
+// joined. Throws Error if one of the three is missing. Names that are not a ViT's stay, so that a strict load reports
+// them.
 StateDict vit_from_hugging_face(const StateDict& published);
 
 }  // namespace rondo::nn

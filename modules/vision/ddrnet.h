@@ -25,7 +25,7 @@ struct DDRNetConfig {
   int64_t pyramid = 128;      // channels of each scale of the pooled features
   int64_t head = 64;          // channels inside a head
   bool extra_head = true;     // a second head in the middle of the high branch, for training only
-  double extra_weight = 0.4;  // of its loss
+  double extra_weight = 0.4;  // weight of the second head's loss
   int64_t num_classes = 19;
   int64_t ignore_index = kIgnoredClass;
 };
@@ -83,12 +83,12 @@ struct DDRNet : Module<DDRNet> {
   Tensor forward(const Tensor& images);
   // The loss of the head, plus extra_weight times that of the extra head, of targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);
-  // The same as a call of the model, which runs compiled.
+  // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
  private:
-  // The features for the head, and those for the extra head.
+  // Returns the features for the head, and those for the extra head.
   std::pair<Tensor, Tensor> features(const Tensor& images);
 };
 

@@ -51,13 +51,13 @@ struct PPLiteSeg : Module<PPLiteSeg> {
   STDCBackbone encoder;
   SimplePyramidPooling pooling;
   ModuleList<UnifiedAttentionFusion> fusions;  // with 1/8, 1/16 and 1/32 of the size
-  ModuleList<SegmentationHead> heads;          // the same; the last two are for training only
+  ModuleList<SegmentationHead> heads;          // for the same three sizes; the last two are for training only
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
   // The losses of the three heads, summed, of targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);
-  // The same as a call of the model, which runs compiled.
+  // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 

@@ -16,7 +16,7 @@ RegSegConfig checked_regseg(const RegSegConfig& config) {
   return config;
 }
 
-// The channels of one of `parts` convolutions. Throws Error if they are not whole groups.
+// Returns the channels of one of `parts` convolutions. Throws Error if they are not whole groups.
 int64_t part_channels(int64_t channels, size_t parts, int64_t group_width) {
   const auto n = static_cast<int64_t>(parts);
   if (n == 0 || channels % (n * group_width) != 0)

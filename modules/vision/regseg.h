@@ -20,8 +20,8 @@ namespace rondo::nn {
 
 // The defaults are the paper's model for Cityscapes.
 struct RegSegConfig {
-  // The dilations of the blocks with 1/16 of the size, behind the first one. The channels are split evenly among a
-  // block's dilations.
+  // The dilations of the blocks with 1/16 of the size, after the first of these blocks. The channels are split evenly
+  // among a block's dilations.
   std::vector<std::vector<int64_t>> dilations = {{1},     {1, 2},  {1, 4},  {1, 4},  {1, 4},  {1, 4}, {1, 14},
                                                  {1, 14}, {1, 14}, {1, 14}, {1, 14}, {1, 14}, {1, 14}};
   int64_t group_width = 16;  // channels of a group of a 3x3 convolution

@@ -18,7 +18,7 @@ void add_shortcut(Sequential& downsample, int64_t in, int64_t out, int64_t strid
   downsample.add<BatchNorm2d>(out);
 }
 
-// The channels of a bottleneck's 3x3 convolution.
+// Returns the channels of a bottleneck's 3x3 convolution.
 int64_t inner_channels(const ResNetConfig& config, int64_t planes) {
   return planes * config.width_per_group / 64 * config.groups;
 }

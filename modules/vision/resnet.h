@@ -74,16 +74,17 @@ struct ResNet : Module<ResNet> {
   // Convolutions start as torchvision's (init_convolutions()), the same for the same seed on any machine.
   explicit ResNet(ResNetConfig config = {}, uint64_t seed = 0);
 
-  // A safetensors file, or a folder with model.safetensors or its shards, with torchvision's names. Sizes, groups and
-  // classes are those of the tensors. The model comes back in evaluation mode. `num_labels` and `fresh` {"fc."} give
-  // it another head, or one where the file has none; other fields of the options as for AutoModel
+  // Reads a safetensors file, or a folder with model.safetensors or its shards, with torchvision's names. Sizes, groups
+  // and classes are those of the tensors. The model comes back in evaluation mode. The options `num_labels` and `fresh`
+  // {"fc."} give it a new head, also if the file has none. The other options are as for AutoModel
   // (pretrained/auto_model.h). Throws FileError if the tensors are not a ResNet's, and StateDictError if some are
   // missing, unexpected or of other shapes.
   //
-  // What no tensor shows is as in torchvision's resnet functions. So a file of a network that differs in one of these
-  // loads, and computes something else: dilation instead of stride (replace_stride_with_dilation, output_stride 8 or
-  // 16), blur pooling before the strides, the stride on the first convolution of a bottleneck (the paper's, and
-  // Caffe's), another activation than ReLU, another eps than BatchNorm's 1e-5, and how images were normalised.
+  // What the tensors do not show is assumed to be as in torchvision's resnet functions. So if the network of a file
+  // differs in one of the following, the file loads, but the model computes something else: dilation instead of stride
+  // (replace_stride_with_dilation, output_stride 8 or 16), blur pooling before the strides, the stride on the first
+  // convolution of a bottleneck (the paper's, and Caffe's), another activation than ReLU, another eps than BatchNorm's
+  // 1e-5, and how images were normalised.
   static std::unique_ptr<ResNet> from_pretrained(const std::string& path, const PretrainedOptions& options);
   static std::unique_ptr<ResNet> from_pretrained(const std::string& path);
 
@@ -94,7 +95,7 @@ struct ResNet : Module<ResNet> {
   Linear fc;
 
   Tensor forward(const Tensor& images);  // (B, channels, H, W) -> logits (B, num_classes)
-  // The mean loss of the targets: classification_loss.h, by config.problem_type.
+  // Returns the mean loss of the targets; config.problem_type chooses the loss (classification_loss.h).
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

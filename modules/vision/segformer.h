@@ -80,7 +80,7 @@ struct SegformerDWConv : Module<SegformerDWConv> {
   Tensor forward(const Tensor& x);  // (B, H, W, C) -> (B, H, W, C)
 };
 
-// Its depthwise convolution replaces position embeddings.
+// The MLP of a block (Mix-FFN). Its depthwise convolution replaces position embeddings.
 struct SegformerMixFFN : Module<SegformerMixFFN> {
   SegformerMixFFN(const SegformerConfig& config, size_t stage);
   ops::GeluKind gelu;

@@ -91,7 +91,7 @@ struct STDCSeg : Module<STDCSeg> {
   // The losses of the three heads and of the detail head, summed, of targets i64 or i32 (B, H, W). The last two heads
   // and `detail` are for training only.
   Tensor forward(const Tensor& images, const Tensor& targets);
-  // The same as a call of the model, which runs compiled.
+  // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
@@ -102,8 +102,9 @@ struct STDCSeg : Module<STDCSeg> {
   Features features(const Tensor& images);
 };
 
-// Where the classes of targets (B, H, W) change, as the paper's detail ground truth: 0 or 1, f32 (B, 1, H, W).
-// Laplacians of the classes at strides 1, 2 and 4, thresholds of 0.1, and a weighted sum.
+// Marks where the classes of targets (B, H, W) change, as the paper's detail ground truth does: 0 or 1, f32 (B, 1, H,
+// W). Takes Laplacians of the classes at strides 1, 2 and 4, adds them with weights, and applies a threshold of 0.1
+// before and after the sum.
 Tensor detail_targets(const Tensor& targets);
 // Binary cross-entropy plus the dice loss of logits (B, 1, h, w) that are interpolated to the size of the targets.
 Tensor detail_loss(const Tensor& logits, const Tensor& targets);
