@@ -253,7 +253,7 @@ void DistributedDataParallel::arrive(size_t i) {
   send_ready();
 }
 
-// The gradient, or its first part (Note [Two parts]), is in .grad and may leave.
+// Call when the gradient, or its first part (Note [Two parts]), is in .grad and may be sent.
 void DistributedDataParallel::take(size_t i) {
   StepGradient& now = step_->gradients[i];
   check_arrival(*step_, now);

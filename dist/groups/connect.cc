@@ -48,7 +48,7 @@ void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   if (!differences.empty()) throw MismatchError("the ranks connect with different GroupOptions" + differences);
 }
 
-// A deadline in 64 bits of nanoseconds cannot be 300 years away.
+// Longer timeouts are shortened to this one: deadlines have 64 bits of nanoseconds, which end after 300 years.
 constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
 }  // namespace

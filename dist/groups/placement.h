@@ -42,9 +42,9 @@ struct Pinned {
   int cores = 0;     // cores that the threads may use now; 0: nothing was changed
   std::string text;  // "threads run on cores 0-15, near cuda:0 (0000:3b:00.0)", or why nothing was changed
 };
-// Restricts the threads of this process, and those that they start later, to the cores near the device that the process
-// may use. Reads local_cpulist of the device's PCI address below `sysfs`. Nothing is changed if the system does not
-// list these cores, or if the process may use none of these. Never throws.
+// Restricts the threads of this process, and those that they start later, to cores near the device: those near cores
+// that the process may use. Reads local_cpulist of the device's PCI address below `sysfs`. Nothing is changed if the
+// system does not list the near cores, or if the process may use none of them. Never throws.
 Pinned pin_threads(Device device, const std::string& sysfs = "/sys");
 
 }  // namespace rondo::dist

@@ -38,7 +38,7 @@ struct GroupOptions {
   // How long a rank may be behind the others, when connecting and in every collective. At most one year.
   std::chrono::milliseconds timeout{300'000};
   // The group accepts tensors of this device and host tensors. Other ranks may have another device of the same kind. A
-  // device with host memory counts as none.
+  // device whose tensors are in host memory counts as no device.
   std::optional<Device> device = {};
   // Collectives of device tensors: compares each one between the hosts before it is enqueued, and waits for the
   // comparison. Much slower: for debugging.
@@ -107,10 +107,11 @@ class ProcessGroup {
 
   // Compares the device collectives of all ranks so far, in one exchange of 32 bytes between the hosts, and returns the
   // `text` of every rank (at most 4 KB). `reserved`: texts of up to this many bytes (at least 8) travel with that
-  // exchange; if one is longer, two more exchanges follow. It is the same on all ranks. Throws like
+  // exchange; if one is longer, two more exchanges follow. `reserved` must be the same on all ranks. Throws like
   // SequenceCheck::wait(); the error for a rank that does not come contains `name`.
   std::vector<std::string> check_sequence(std::string_view text, std::string_view name, int64_t reserved = 0);
-  // The same in two parts: this rank continues during the exchange. The group must outlive the check.
+  // Starts check_sequence(), and returns at once: this rank continues during the exchange. SequenceCheck::wait()
+  // returns the texts. The group must outlive the check.
   SequenceCheck begin_check(std::string_view text, std::string_view name, int64_t reserved = 0);
 
   // A group of these ranks in this order: its rank i is ranks[i]. All ranks of this group call it (a collective of the
@@ -132,8 +133,8 @@ class ProcessGroup {
   virtual int rank_in_job(int rank) const { return rank; }
 };
 
-// Returns the `text` of every rank, in the order of the ranks. A collective that waits. Each text is
-// cut to `max_bytes`.
+// Returns the `text` of every rank, in the order of the ranks. A collective that waits. Each text is cut to
+// `max_bytes`.
 std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
                                       std::string_view name);
 

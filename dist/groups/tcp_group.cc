@@ -198,7 +198,7 @@ class Communicator {
     transport_->interrupt();
     changed_.notify_all();
   }
-  // Adds to a text of the transport that its rank numbers are those of the group.
+  // In a subgroup, appends to a message of the transport that ranks are numbered as in the group.
   std::string counted_in_group(std::string text) const {
     return members_.label.empty() ? text : absl::StrCat(text, " (its ranks are counted", members_.label, ")");
   }
@@ -336,8 +336,8 @@ class Communicator {
 
   Block block_of(size_t n) const { return {n, static_cast<size_t>(world_size_), static_cast<size_t>(rank_)}; }
 
-  // `reduced` receives this rank's block of the sums or averages, in the dtype of the call. It may be that
-  // block of `in`.
+  // `reduced` receives this rank's block of the sums or averages, in the dtype of the call. It may be that block of
+  // `in`.
   void reduce(const Call& call, const void* in, void* reduced) {
     const auto n = static_cast<size_t>(call.numel), mine = block_of(n).size();
     const DType wire = wire_dtype(call.dtype);
