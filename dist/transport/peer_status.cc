@@ -49,7 +49,7 @@ void PeerStatus::begin(Lane lane, uint64_t number, std::string_view description)
 void PeerStatus::fail(const std::string& sentence, const std::vector<int>& causes) noexcept {
   if (has_failed_.exchange(true)) return;
   try {
-    // Another group of this rank may have failed first.
+    // If another group of this rank has failed first, its record is kept.
     if (!store_.get_if_there(failure_key(environment_, environment_.rank)))
       write_failure(store_, environment_, FailureRecord::now(causes, sentence));
     store_.set(key("failed", environment_.rank), sentence);

@@ -39,9 +39,9 @@ class PeerStatus {
     std::string sentence;
     std::vector<int> causes;  // the ranks that `sentence` names
   };
-  // Why collective `number`, described by `what`, did not complete: names the rank that has ended, has failed or has
-  // not begun it. `late`: the timeout has passed. Looks for up to two seconds, because a socket may show a rank's end
-  // before the store does. Never throws.
+  // Finds why collective `number`, described by `what`, did not complete: names the rank that has ended, has failed or
+  // has not begun it. `late`: the timeout has passed. Looks for up to two seconds, because a socket may show a rank's
+  // end before the store does. Never throws.
   Diagnosis diagnose(Lane lane, uint64_t number, std::string_view what, bool late, Milliseconds timeout,
                      std::string_view error);
   // True if the store knows that a rank has ended or failed, so collective `number` cannot complete. Never throws.

@@ -50,7 +50,8 @@ struct Answer {
   std::string error;
 };
 
-// Empty if the lookup is late. getaddrinfo() has no deadline, so it runs in a thread, which is detached.
+// Returns nullopt if the lookup takes too long. getaddrinfo() has no deadline, so it runs in a thread, which is
+// detached.
 std::optional<Answer> look_up_until(const std::string& host, Deadline deadline, const HostLookup& lookup) {
   struct Shared {
     std::mutex mutex;
