@@ -34,7 +34,7 @@ void add(io::Checksum& sum, const Tensor& tensor) {
 
 std::string text_of(const io::Checksum& sum) { return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16)); }
 
-// The properties of an adapter that the shapes of its tensors do not show.
+// Describes the properties of an adapter that the shapes of its tensors do not show.
 std::string adapter_identity(nn::ModuleBase& model) {
   const std::string name = nn::active_adapter(model);
   if (name.empty()) return "none";
@@ -45,7 +45,7 @@ std::string adapter_identity(nn::ModuleBase& model) {
                       o.rslora ? ", rslora" : "", patterns);
 }
 
-// The entries whose names begin with `prefix`, without it.
+// Returns the entries whose names begin with `prefix`, under names without the prefix.
 nn::StateDict with_prefix(const io::TensorMap& tensors, std::string_view prefix) {
   nn::StateDict found;
   for (const auto& [name, tensor] : tensors)
@@ -77,7 +77,7 @@ class OrderOf {
       source_.cut_from(rows_.order);
       source_.seek(at_);
       checksum_ = known_;
-    } catch (...) {  // the source had this order before: only one that breaks its contract throws
+    } catch (...) {  // the source had this order before: only a source that breaks its contract throws
     }
   }
   OrderOf(const OrderOf&) = delete;
@@ -166,7 +166,8 @@ const std::string& TrainerRun::data_checksum() {
   return data_checksum_ = text_of(sum);
 }
 
-// A run must not be resumed later from the checkpoint of another run.
+// If output_dir has checkpoints of another run, throws Error, or deletes them with overwrite_output_dir: this run must
+// not be resumed from them later.
 void TrainerRun::claim_output_dir() {
   const std::string& folder = options_.output_dir;
   if (!writes() || owns_output_dir_) return;
@@ -280,7 +281,7 @@ void TrainerRun::resume(const io::Checkpoint& checkpoint, const std::string& pat
   if (options_.ignore_data_skip) {
     at = {};
   } else {
-    // Another batch size: the same rows in the same order, cut otherwise.
+    // The batch size may have changed: the rows are the same, in the same order, but cut into other batches.
     data::BatchSource::Rows then;
     const data::BatchSource::Rows rows = source_.rows();
     if (checkpoint.state.contains("rows_per_batch")) then = {number("rows_per_batch"), number("rows_of_order")};

@@ -32,7 +32,7 @@ class PositionOf {
   ~PositionOf() {
     try {
       source_.seek(before_);
-    } catch (...) {  // the source was there before: only one that breaks its contract throws
+    } catch (...) {  // the source was there before: only a source that breaks its contract throws
     }
   }
   PositionOf(const PositionOf&) = delete;
@@ -251,8 +251,8 @@ bool TrainerRun::train_step() {
   return true;
 }
 
-// Looks at the batches of the next step: the weight of each depends on all of them. The last step of an epoch has the
-// batches that are left. Returns false if cancelled.
+// Counts the targets of the next step's batches before the step takes them: the weight of each batch depends on all of
+// them. The last step of an epoch has the batches that are left. Returns false if cancelled.
 bool TrainerRun::fetch(Micro& step) {
   bool ended = false;
   const int64_t ranks = replicas_ == nullptr ? 1 : replicas_->size();
@@ -402,7 +402,7 @@ int64_t TrainerRun::epoch_steps_at(data::BatchSource::Position at) const {
   return (at.epoch + 1) * of_an_epoch - steps_of_epoch(options_, train_data_.size() - at.batch);
 }
 
-// All processes must begin at the same place with the same data.
+// Throws an error in every process unless all processes begin at the same place with the same data.
 void TrainerRun::compare_replicas() {
   if (replicas_ == nullptr) return;
   const data::BatchSource::Position at = train_data_.position();

@@ -93,9 +93,9 @@ class TrainerRun {
   void restore_best();
   void show_state();
   bool is_cancelled() const { return replicas_ != nullptr ? agreed_to_stop_ : cancelled_.load(); }
-  // This process writes the files.
+  // True if this process writes the files.
   bool writes() const { return !options_.output_dir.empty() && (replicas_ == nullptr || replicas_->rank() == 0); }
-  // Each process has a part of the optimizer's states, so all of them take part in a checkpoint.
+  // True if each process has a part of the optimizer's states. Then all of them take part in a checkpoint.
   bool shares_states() const { return replicas_ != nullptr && replicas_->share_states_of(optimizer_); }
   bool saves() const { return writes() || (shares_states() && !options_.output_dir.empty()); }
   void compare_replicas();
