@@ -1,5 +1,5 @@
-// BufferAverages: moving averages of a model's buffers. They join an optimizer's steps, as the averages of parameters
-// do: a step that is skipped or throws does not move them.
+// BufferAverages: moving averages of a model's buffers. They are updated in an optimizer's steps, as the averages of
+// parameters are: a step that is skipped or throws does not update them.
 //
 //   averages.queue(step, queue, decision);   // joined work of a step (step.h)
 //   averages.advance();                      // the step's launches are ready

@@ -10,7 +10,7 @@
 // Note [Launches]. All pointers are the device's. `launch` enqueues a pass, which runs in stream order. The pass gets
 //   its table by value, and addresses of the scalars and of the step's Decision (step_report.h), which earlier launches
 //   have written by then. Where a device's kernels are generated (BackendTable::generates), every pass is a launch of
-//   generated code. Elsewhere a pass that is not compiled is host code on the stream.
+//   generated code. On other devices, a pass that is not compiled is host code on the stream.
 // Note [Items]. An item is `rows` x `width` elements and a last, shorter row. Most items are a single line of elements.
 //   Rows matter to 8-bit states (a scale for each row), to sums (kept for each row) and to Adafactor's factors (of rows
 //   and columns). Then `width` says where rows end, and work is split between threads at row ends only.
@@ -97,8 +97,8 @@ class Foreach {
 // Enqueues a pass, which runs if `when` holds at its turn. `eager`: as host code, although there is generated code.
 void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
             const compile::Condition& when = {}, bool eager = false);
-// The pass of a body without context, for a device. There is one for each signature in the process, for work that
-// belongs to no optimizer; it is compiled where that device's kernels are generated. Thread safe.
+// Returns the pass of a body without context, for a device. The process has one such pass for each signature, for work
+// that belongs to no optimizer. It is compiled where that device's kernels are generated. Thread safe.
 std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vector<ArraySpec> arrays);
 
 }  // namespace rondo::optim

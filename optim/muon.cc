@@ -13,8 +13,8 @@
 namespace rondo::optim {
 namespace {
 
-// x (rows <= columns, spectral norm at most 1) with its singular values moved towards 1: the quintic iteration of the
-// post.
+// Returns x (rows <= columns, spectral norm at most 1) with its singular values moved towards 1, by the quintic
+// iteration of the post (muon.h).
 Tensor newton_schulz(Tensor x, const std::array<double, 3>& coefficients, int steps) {
   const auto [a, b, c] = coefficients;
   for (int i = 0; i < steps; ++i) {

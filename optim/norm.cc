@@ -25,7 +25,7 @@ constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
 constexpr int kWidth = 8, kVectors = kLanes / kWidth;
 using Lanes = double __attribute__((vector_size(kWidth * sizeof(double))));
 
-// One block of Note [Row order].
+// Adds the elements of one block to the totals, as Note [Row order] says.
 template <bool kSquare, class T> void add_block(const T* values, int64_t n, double (&totals)[kLanes]) {
   Lanes sums[kVectors] = {};
   int64_t i = 0;

@@ -128,13 +128,13 @@ class Optimizer {
   using Schedule = std::function<double(int64_t step)>;
   void set_lr(const std::vector<Schedule>& schedules, int64_t step);
 
-  // From now on every step moves an average of each parameter: average += (1 - decay) (param - average), where a 16-bit
-  // parameter counts with its value before rounding. An average starts as a copy of its parameter, taken at the first
-  // step, so weights loaded before that step are seen. Averages are part of the state dict, in the compute dtype. To
-  // evaluate with them: AverageScope (average_scope.h). A later call changes the decay and the warm-up, and
-  // may add buffers if there are none. The average of a buffer starts as its value at the first step. Throws Error if a
-  // buffer is undefined, not contiguous, or on another device, or if it shares memory with a parameter or another
-  // buffer.
+  // From now on every step updates a moving average of each parameter: average += (1 - decay) (param - average). A
+  // 16-bit parameter counts with its value before rounding. The average of a parameter starts as a copy of it, taken at
+  // the first step, so weights loaded before that step are seen. The average of a buffer starts as its value at the
+  // first step. Averages are part of the state dict, in the compute dtype. To evaluate with them: AverageScope
+  // (average_scope.h). A later call changes the decay and the warm-up, and may add buffers if there are none. Throws
+  // Error if a buffer is undefined, not contiguous, or on another device, or if it shares memory with a parameter or
+  // another buffer.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
   // In the order of the parameters; updated in place. The average of a frozen parameter without state is the parameter
@@ -205,7 +205,8 @@ class Optimizer {
     Tensor scalar(size_t k) const { return Tensor::over(values, static_cast<int64_t>(position(k)), {}, {}, kF64); }
   };
   // Enqueues work for one parameter, and reads nothing on the host: Note [Steps]. Work that changes a state goes into
-  // the queue; other work runs at once. So do earlier sweeps, which may change only transient states (launch_queue.h).
+  // the queue. All other work runs at once, and so do earlier sweeps, which may change only transient states
+  // (launch_queue.h).
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
   bool compiled() const;  // optim::compile was called
 

@@ -108,7 +108,7 @@ struct ParamSlot {
 
   ParamState new_state(std::shared_ptr<StepCount> count) const;
   bool wants_master() const { return init.masters && is_low_precision(param.dtype()); }
-  // What a step updates.
+  // The tensor that a step updates.
   const Tensor& weights() const { return master.defined() ? master : param; }
   void make_master();
   void drop_master();

@@ -22,7 +22,7 @@
 namespace rondo::optim {
 namespace {
 
-// A model may be converted after its first step.
+// Throws Error if the model was converted after its first step, so that the state no longer fits the parameter's dtype.
 void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
   const Tensor& param = slot.param;
   const bool wide = compute_dtype(param.dtype()) == kF64;
@@ -42,7 +42,7 @@ void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
   slot.fits = param.dtype();
 }
 
-// The parameter of slot i, its gradient or its state is not on the device of slot 0.
+// Throws Error: the parameter of slot i, its gradient or its state is not on the device of slot 0.
 [[noreturn]] void throw_two_devices(const Optimizer& optimizer, const ParamSlot& slot, size_t i) {
   const std::string here = to_string(slot.param.device());
   if (!(slot.param.device() == optimizer.device()))

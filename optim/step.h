@@ -31,17 +31,18 @@ class Step {
   [[noreturn]] static void throw_no_gradients(const Optimizer& optimizer);
   // Warns once that the loaded state lacks f32 weights of 16-bit parameters.
   static void say_no_masters(const Optimizer& optimizer);
-  // Optimizer::step(), with work that joins it. `where`: the line of the call.
+  // Does what Optimizer::step() does, with launches that join the step. `where`: the line of the call.
   static StepReport run(Optimizer& optimizer, const StepOptions& options, std::source_location where,
                         JoinedWork joined = no_joined_work);
 
-  // The options of the step and of the groups (update_facts.h). If states were loaded since the last call, also hashes
-  // of the states, which are read from the device.
+  // Returns the options of the step and of the groups (update_facts.h). If states were loaded since the last call, also
+  // returns hashes of the states, which are read from the device.
   static UpdateFacts facts_of(Optimizer& optimizer, const StepOptions& options);
-  // The position of the fact which slots were updated. facts_of() sets it to 0, UpdateAtSeams to hash_of() of them.
+  // The index in UpdateFacts::numbers of a number that says which slots were updated. facts_of() sets it to 0, and
+  // UpdateAtSeams to hash_of() of the updated slots.
   static constexpr size_t kUpdatedFact = 1;
   static double hash_of(const std::vector<bool>& updated);
-  // The hashes of the states in a state_dict() of whole parameters.
+  // Returns the hashes of the states in a state_dict() of whole parameters.
   static UpdateFacts facts_of_states(const char* optimizer, const nn::StateDict& state);
 
   explicit Step(Optimizer& optimizer);

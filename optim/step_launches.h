@@ -48,7 +48,7 @@ class StepLaunches {
     std::shared_ptr<StepCount> before, after;  // one count if all of its sharers are updated
     size_t size = 0;                           // the parameters that this step updates
   };
-  // Parameters with the same scalars: those of one group and one cohort, or one parameter that has its own.
+  // Parameters with the same scalars: those of one group and one cohort, or a single parameter with scalars of its own.
   struct Row {
     size_t cohort, group;
     const Tensor* own;  // the only parameter, if it has scalars of its own
