@@ -100,7 +100,7 @@ class Compiler {
   std::string loaded_;
 };
 
-// explain() after the first step of a Trainer, by rank 0.
+// Calls explain() after the first step of a Trainer, on rank 0.
 class ExplainsFirstStep : public optim::Callback {
  public:
   ExplainsFirstStep(const Compiler& compiler, const Job& job, std::string folder)

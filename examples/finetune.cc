@@ -181,7 +181,7 @@ class Finetuning {
     return batch.size() > 2 ? model_.loss(batch[0], batch[1], batch[2]) : model_.loss(batch[0], batch[1]);
   }
 
-  // In a folder of its own: a model beside an adapter is loaded with the adapter, which would then count twice.
+  // Saves into a folder of its own: a model beside an adapter is loaded with the adapter, which would then count twice.
   void save_merged(const std::string& folder) {
     nn::merge_and_unload(*model_);
     model_.save_pretrained(folder);
