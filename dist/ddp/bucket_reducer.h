@@ -38,7 +38,7 @@ class BucketReducer {
 
   const Bucket& bucket() const { return *bucket_; }
   const std::vector<size_t>& parameters() const { return parameters_; }
-  // The place of a whole parameter in the bucket, if its gradient can be made there; else undefined.
+  // Returns the place of a whole parameter's gradient in the bucket, if the gradient can be made there; else undefined.
   Tensor home(size_t slot) const;
 
   // Puts the whole parameter's gradient, or the slot's piece of it, into the bucket. Undefined: zeros. `only_holder`:

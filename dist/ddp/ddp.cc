@@ -41,7 +41,8 @@ std::string misplaced(const StepState& step, Device device, std::string_view wha
                             "or train on the CPU");
 }
 
-// A collective, so that a mistake on one rank is an error on every rank. Otherwise the other ranks would wait for it.
+// Throws Error unless all parameters and buffers are in the right place. A collective: a mistake on one rank is an
+// error on every rank. Otherwise the other ranks would wait for the rank that has failed.
 void check_places(const nn::ModuleBase& model, const StepState& step) {
   std::string mine;
   if (!step.async_device || !step.gradients.empty())  // otherwise there is nothing to average, and that is the error

@@ -131,8 +131,8 @@ NcclResult NcclCommunicator::run(Enqueue enqueue, void* stream, const NamedCall&
   return result == NcclResult::kInProgress ? settle(call) : result;
 }
 
-// A non-blocking communicator may enqueue in a thread of its own, and the first collectives connect to other
-// ranks. So this waits: nothing may be recorded on the stream before the collective is enqueued. REQUIRES:
+// Waits until NCCL has enqueued the collective: nothing may be recorded on the stream before that. A non-blocking
+// communicator may enqueue in a thread of its own, and the first collectives connect to other ranks. REQUIRES:
 // library_mutex_ is held.
 NcclResult NcclCommunicator::settle(const NamedCall& call) {
   const auto began = Clock::now();

@@ -84,7 +84,7 @@ class NcclGroup final : public ProcessGroup, public std::enable_shared_from_this
     check_root(root, world_size(), name);
     if (!is_mine(tensor)) return host_->broadcast(tensor, root, name);
     Tensor out = tensor;
-    // The root only reads its tensor.
+    // The root only reads its tensor: mutable_address() would raise the tensor's version.
     void* const data = root == rank() ? const_cast<std::byte*>(out.address()) : out.mutable_address();
     const auto bytes = static_cast<size_t>(out.nbytes());
     return issue({.numel = out.numel(), .root = root, .kind = CollectiveKind::kBroadcast, .dtype = out.dtype()}, name,

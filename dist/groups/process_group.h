@@ -51,9 +51,9 @@ class SequenceRecord;
 // A comparison that begin_check() has started.
 class SequenceCheck {
  public:
-  // The texts of all ranks, in the order of the ranks. Throws MismatchError on every rank if their collectives differ.
-  // If texts did not fit into the first exchange, or the sequences differ, wait() is itself a collective: all ranks
-  // call it at the same place among their collectives of host tensors.
+  // Returns the texts of all ranks, in the order of the ranks. Throws MismatchError on every rank if their collectives
+  // differ. If texts did not fit into the first exchange, or the sequences differ, wait() is itself a collective: all
+  // ranks call it at the same place among their collectives of host tensors.
   std::vector<std::string> wait();
 
  private:
@@ -114,8 +114,8 @@ class ProcessGroup {
   // returns the texts. The group must outlive the check.
   SequenceCheck begin_check(std::string_view text, std::string_view name, int64_t reserved = 0);
 
-  // A group of these ranks in this order: its rank i is ranks[i]. All ranks of this group call it (a collective of the
-  // hosts); ranks that are not in the list get null. The new group has the same device and timeout, and fails
+  // Makes a group of these ranks in this order: its rank i is ranks[i]. All ranks of this group call it (a collective
+  // of the hosts); ranks that are not in the list get null. The new group has the same device and timeout, and fails
   // independently. Its messages number ranks as in the job. Throws Error if a rank is listed twice or does not exist,
   // MismatchError if the ranks pass different lists.
   virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks, std::string_view name);

@@ -434,7 +434,7 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
     Job job;
     job.call = {.numel = tensor.numel(), .root = root, .kind = CollectiveKind::kBroadcast, .dtype = tensor.dtype()};
     job.out = tensor;
-    // The root only reads its tensor.
+    // The root only reads its tensor: raw_mutable_data() would raise the tensor's version.
     job.to = root == rank_ ? const_cast<void*>(tensor.raw_data()) : job.out.raw_mutable_data();
     return communicator_->issue(std::move(job), name);
   }

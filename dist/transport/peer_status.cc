@@ -17,7 +17,7 @@ namespace {
 constexpr Milliseconds kLook{2'000}, kLookPause{20};
 constexpr size_t kLongestCall = 200;
 
-// A peer's text goes into messages: it must not contain control characters of a terminal.
+// Cuts a peer's text for use in messages, and replaces characters that could control a terminal.
 std::string printable(std::string text) {
   text.resize(std::min(text.size(), kLongestCall));
   for (char& c : text)

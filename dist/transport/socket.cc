@@ -71,7 +71,8 @@ std::optional<Answer> look_up_until(const std::string& host, Deadline deadline, 
   return shared->answer;
 }
 
-// The numeric addresses of a host; if there is no such host, none and an `error` text. Throws TimeoutError.
+// Returns the numeric addresses of a host. If there is no such host, returns none and sets `error`. Throws
+// TimeoutError.
 std::vector<std::string> addresses_of(const std::string& host, Deadline deadline, const HostLookup& lookup,
                                       std::string& error) {
   if (read_address(host, 0)) return {host};

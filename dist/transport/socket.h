@@ -45,7 +45,7 @@ int port_of(const Fd& socket);
 // The address of this end, as text: the peer's machine can reach this machine at this address.
 std::string local_address(const Fd& socket);
 
-// Returns the numeric addresses of a host; if there is no such host, none and an `error` text. May block.
+// Returns the numeric addresses of a host. If there is no such host, returns none and sets `error`. May block.
 using HostLookup = std::function<std::vector<std::string>(const std::string& host, std::string& error)>;
 std::vector<std::string> system_lookup(const std::string& host, std::string& error);
 

@@ -53,7 +53,7 @@ class MessageWriter {
     bytes_.append(text);
     return *this;
   }
-  // The whole message, with its length in front.
+  // Returns the whole message, with its length in front.
   std::string finish() {
     const auto size = static_cast<uint32_t>(bytes_.size() - 4);
     std::memcpy(bytes_.data(), &size, sizeof size);
