@@ -41,7 +41,7 @@ class BufferAverages {
   void queue(const Joined& step, LaunchQueue& queue, const Decision* decision);
   void advance();
 
-  // "buffer.<i>.average" and "buffer.updates".
+  // Adds "buffer.<i>.average" and "buffer.updates" to `out`.
   void list_state(std::vector<nn::NamedTensor>& out) const;
   // Loading: list_targets() lists the tensors to write, and note_loaded() is called when they have been written.
   void list_targets(std::vector<nn::NamedTensor>& out, const Tensor& updates) const;

@@ -73,7 +73,7 @@ class Foreach {
   void run_compiled(const ForeachTable& table, const compile::Condition& when) const;
   // Does the part of run_compiled() that may fail, and returns the rest; see compile::TableLaunch::ready.
   absl::AnyInvocable<void()> ready(const ForeachTable& table, const compile::Condition& when) const;
-  // The host's own kernel, in stream order: see launch().
+  // Runs the host's own kernel at once. launch() calls it in stream order.
   void run_eager(const ForeachTable& table) const;
   // The pass that replaces this one in a skipped step: it only writes fresh copies and zeroes arrays. It takes the
   // table of this pass. Null: there is nothing to do.

@@ -36,7 +36,7 @@ struct StateSpec {
   bool transient = false;  // exists during a step only
 };
 
-// The shape of a state of a parameter of this shape.
+// Returns the sizes of a state, for a parameter of the sizes `param`.
 Dims sizes_of(const StateSpec& spec, const Dims& param);
 
 // How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.

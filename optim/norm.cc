@@ -74,7 +74,7 @@ double sum_of_squares(std::span<const NormOperand> operands) {
                       std::min(kNormRow, o.n - at)});
   }
   std::vector<double> sums(rows.size());
-  // Rows may be small: each thread gets enough of them to be worth it.
+  // Rows may be small, so each thread gets as many rows as are worth a thread.
   const auto n = static_cast<int64_t>(rows.size());
   const int64_t grain = std::max<int64_t>(1, n * kGrain / std::max<int64_t>(elements, 1));
   parallel_for(n, grain, [&](int64_t begin, int64_t end) {

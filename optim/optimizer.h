@@ -137,17 +137,18 @@ class Optimizer {
   // another buffer.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
-  // In the order of the parameters; updated in place. The average of a frozen parameter without state is the parameter
-  // itself (it shares the memory).
+  // Returns the averages in the order of the parameters. Steps update these tensors in place. The average of a frozen
+  // parameter without state is the parameter itself (it shares the memory).
   std::vector<Tensor> averages() const;
-  // In the order of AverageOptions::buffers. For a buffer that is not floating-point: the buffer itself.
+  // Returns the averages of AverageOptions::buffers, in their order. For a buffer that is not floating-point: the
+  // buffer itself.
   std::vector<Tensor> buffer_averages() const;
   // From now on every step also writes copies of the parameters in `dtype` (bf16 or f16), for a forward that reads
   // copies. (Autocast needs no such call: steps write the copies that it uses, runtime/ops/lowered.h.)
   void keep_copies(DType dtype);
-  // In the order of the parameters; updated in place, always the same tensors. Copies are not part of the state dict.
-  // This call and load_state_dict() rewrite the copies of parameters that something else has written, such as the
-  // loading of a model.
+  // Returns the copies in the order of the parameters: always the same tensors, which steps update in place. Copies are
+  // not part of the state dict. This call and load_state_dict() rewrite the copies of parameters that something else
+  // has written, such as the loading of a model.
   std::vector<Tensor> copies() const;
 
   // For parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",

@@ -117,7 +117,7 @@ struct ParamSlot {
   void make_average();
   // Copies the parameter into an average that no step has moved, if the parameter was written since.
   void refresh_average();
-  // As above, for the 16-bit copy.
+  // Copies the parameter into its 16-bit copy, if the parameter was written since.
   void refresh_copy();
 };
 

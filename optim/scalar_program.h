@@ -33,7 +33,7 @@
 
 namespace rondo::optim {
 
-// The pass that runs a program: one for each program and device.
+// Returns the pass that runs a program. There is one for each program and device.
 inline std::shared_ptr<Foreach> scalar_pass(Device device, const Body& program) {
   return shared_pass(device, program, std::vector<ArraySpec>(static_cast<size_t>(program.n_values), {.dtype = kF64}));
 }

@@ -63,7 +63,8 @@ void StepLaunches::upload_scalars(const absl::InlinedVector<ScalarRule, 2>& rule
   values_ = numbers_on(device_, values);
 }
 
-// The next value of a count is written even if the step is skipped.
+// Runs even if the step is skipped, because the two places of a count swap in any case. Then the new value is the old
+// one.
 void StepLaunches::queue_counts() {
   const compile::Condition always{row(rows_.size()), 1};
   const std::shared_ptr<Foreach> counting = scalar_pass(device_, count_step());

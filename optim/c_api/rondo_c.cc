@@ -126,7 +126,7 @@ template <class T> T read_options(const T* options, const char* name) {
   return read;
 }
 
-// A copy for the caller, who frees it with rondo_free().
+// Returns a copy that the caller frees with rondo_free().
 char* copy_text(const std::string& text) {
   char* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();

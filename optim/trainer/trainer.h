@@ -72,7 +72,7 @@ class Trainer {
   // Goes on from the newest whole checkpoint of `folder`; "": output_dir. nullopt: there is none. Throws ResumeError,
   // nn::StateDictError or FileError before anything is changed.
   std::optional<Resumed> resume_from_checkpoint(const std::string& folder = "");
-  // The same for one file.
+  // Like resume_from_checkpoint(), but goes on from the checkpoint in this file.
   void resume_from_file(const std::string& path);
   // Writes a checkpoint into output_dir now; returns its path. Callbacks may call this, except in on_micro_step(),
   // where it throws Error. With replicas only rank 0 writes the file. Other ranks get "", and do nothing unless the

@@ -124,7 +124,8 @@ std::vector<nn::NamedTensor> TrainerRun::saved_tensors() const {
   return tensors;
 }
 
-// A checksum of the frozen parameters, without those of other adapters. Computed once, as they do not change.
+// Returns a checksum of the frozen parameters, without those of other adapters. It is computed once, because these
+// parameters do not change.
 const std::string& TrainerRun::base_checksum() {
   if (!base_checksum_.empty()) return base_checksum_;
   io::Checksum sum;
@@ -140,9 +141,9 @@ const std::string& TrainerRun::base_checksum() {
   return base_checksum_ = text_of(sum);
 }
 
-// The fingerprint of the data. If the source has none: a checksum of a few batches spread over the first epoch, with
-// the first and the last, or of the first few if the epoch does not end. Other data, batch sizes, tokenizers, shuffles
-// or masks give other checksums.
+// Returns the fingerprint of the data. If the source has none, returns a checksum of a few batches spread over the
+// first epoch, with the first and the last one, or of the first few if the epoch does not end. Other data, batch sizes,
+// tokenizers, shuffles or masks give other checksums.
 const std::string& TrainerRun::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
   if (const uint64_t known = source_.fingerprint(); known != 0)

@@ -24,7 +24,7 @@ using LossFn = std::function<Tensor(const data::Batch& batch)>;
 
 // For batches of a language model, {x, y, ...}: how many entries of y are not data::kIgnoreIndex.
 int64_t unmasked_targets(const data::Batch& batch);
-// The first dimension of the batch's first tensor; 1 for a number.
+// Returns the first dimension of the batch's first tensor, or 1 if that tensor has no dimensions.
 int64_t batch_rows(const data::Batch& batch);
 
 // Options have the names of Hugging Face's transformers.TrainingArguments where it has them.

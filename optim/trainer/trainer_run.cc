@@ -71,7 +71,7 @@ class RandomStateOfThread {
   const uint64_t seed_, offset_;
 };
 
-// The batch with 0 rows. Tensors without dimensions are left as they are.
+// Returns the batch with 0 rows. Tensors without dimensions are left as they are.
 data::Batch without_rows(const data::Batch& batch) {
   data::Batch empty;
   for (const Tensor& tensor : batch) empty.push_back(tensor.rank() == 0 ? tensor : tensor.slice(0, {0, 0}));
@@ -199,7 +199,8 @@ TrainResult TrainerRun::train() {
   return {reason, progress()};
 }
 
-// One optimizer step on the mean loss over all targets of its micro-batches. If cancelled: false, and nothing changes.
+// Makes one optimizer step on the mean loss over all targets of its micro-batches. Returns false if cancelled: then
+// nothing has changed.
 bool TrainerRun::train_step() {
   const data::BatchSource::Position begin = batches_->position();
   BuffersOf buffers(model_);
@@ -396,7 +397,7 @@ int64_t TrainerRun::planned_step() const { return options_.max_steps > 0 ? state
 
 int64_t TrainerRun::batches_per_step() const { return batches_of_step(options_); }
 
-// How many steps of this run's size come before this position.
+// Returns how many steps of this run's size come before this position.
 int64_t TrainerRun::epoch_steps_at(data::BatchSource::Position at) const {
   const int64_t of_an_epoch = steps_of_epoch(options_, train_data_.size());
   return (at.epoch + 1) * of_an_epoch - steps_of_epoch(options_, train_data_.size() - at.batch);

@@ -28,7 +28,7 @@ class TrainerRun {
   TrainerRun(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
              data::BatchSource* eval_data, TrainerOptions options);
 
-  // Trainer's functions of these names.
+  // These do what Trainer's functions of the same names promise.
   void add_callback(Callback& callback);
   TrainResult train();
   void cancel() noexcept { cancelled_.store(true); }
