@@ -43,7 +43,7 @@ struct Buckets {
 };
 Buckets buckets_of(const CompilerOptions& options);
 
-// The same batches, padded to the sizes of --buckets.
+// Returns `batches`, padded to the sizes of --buckets.
 data::ExampleBatchesOptions in_buckets(const CompilerOptions& options, data::ExampleBatchesOptions batches);
 
 // The dimensions that vary in the batches of a program.

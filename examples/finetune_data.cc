@@ -14,7 +14,8 @@
 namespace rondo::examples {
 namespace {
 
-// The fields of the first line that is not empty. Errors in the line are left for the reader to report.
+// Returns the names of the fields in the first line that is not empty. Errors in the line are left for the reader to
+// report.
 std::set<std::string> fields_of(const std::string& path) {
   std::set<std::string> fields;
   std::ifstream file(path);

@@ -74,7 +74,7 @@ struct Study {
   int64_t timed_steps(const StudyRow& row) const { return row.is_compile_time ? 0 : options.steps; }
 };
 
-// f32, and bf16 if the device is no CPU or the processor can multiply it.
+// Returns f32, and bf16 if the device is no CPU or the processor can multiply bf16.
 std::vector<std::string> dtypes_of_host(Device device);
 
 // Returns the exit status: 1 if a row failed. Throws Error if the folder holds another study.

@@ -42,7 +42,7 @@ class TrainingLog {
   void write(optim::MetricsRecord record);
   // Makes the lines durable. Called before a checkpoint, so that the log never ends before the checkpoint's step.
   void sync() { metrics_.sync(); }
-  // A line of text beside the progress bar.
+  // Prints a line of text, and removes the progress bar until it is drawn again.
   void say(const std::string& text);
 
  private:
