@@ -45,7 +45,7 @@ std::string misplaced(const StepState& step, Device device, std::string_view wha
 // error on every rank. Otherwise the other ranks would wait for the rank that has failed.
 void check_places(const nn::ModuleBase& model, const StepState& step) {
   std::string mine;
-  if (!step.async_device || !step.gradients.empty())  // otherwise there is nothing to average, and that is the error
+  if (!step.async_device || !step.gradients.empty())  // without gradients, the constructor reports another error
     for (const nn::NamedTensor& t : state_of(model))
       if (mine.empty()) mine = misplaced(step, t.tensor.device(), t.name);
   const std::vector<std::string> all = gather_texts(step.group, mine, kMaxErrorBytes, "places of the parameters");

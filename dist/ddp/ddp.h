@@ -133,7 +133,7 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   std::unique_ptr<AverageDelivery> delivery_;
   bool learned_ = false;              // the plan is in the order in which gradients become final
   std::vector<UpdateFacts> updates_;  // since the last exchange
-  std::vector<std::string> unused_;   // of the step before
+  std::vector<std::string> unused_;   // the unused parameters of the last step that finish() ended
 };
 
 }  // namespace rondo::dist

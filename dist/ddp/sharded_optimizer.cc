@@ -129,7 +129,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   std::vector<Tensor> parameters_, copies_;  // of the optimizer before it was cut
   std::vector<bool> needs_whole_;
   bool has_masters_ = false;                                // some group keeps master weights
-  std::unordered_map<const TensorImpl*, size_t> position_;  // in parameters_, of those that DDP averages
+  std::unordered_map<const TensorImpl*, size_t> position_;  // the index in parameters_ of each one that DDP averages
   std::vector<optim::ParamSlot> before_;                    // slots, until they are cut
   std::vector<ShardPiece> pieces_;                          // by slot; empty: not cut yet
   std::vector<Taken> taken_;
