@@ -45,7 +45,7 @@ class AverageScope {
 
   Optimizer& optimizer_;
   std::vector<Tensor> values_, averages_;          // swapped element by element
-  std::vector<std::pair<Tensor, Tensor>> copied_;  // of another dtype than their averages: the tensor, a copy of it
+  std::vector<std::pair<Tensor, Tensor>> copied_;  // tensors of another dtype than their averages, with a copy
   bool active_ = false;
 };
 

@@ -54,13 +54,13 @@ class BufferAverages {
     size_t buffer;
     Tensor average;
   };
-  void refresh() const;  // an average that no step has moved is a copy of its buffer
+  void refresh() const;  // copies the buffers into averages that no step has updated
   void check_fits(const Entry& entry, const char* optimizer, Device device) const;
 
   std::vector<Tensor> buffers_;
   std::vector<Entry> entries_;
   std::unique_ptr<StepCount> updates_;
-  bool moved_ = false;  // by a step, or loaded
+  bool moved_ = false;  // a step has updated the averages, or they were loaded
 };
 
 }  // namespace rondo::optim

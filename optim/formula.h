@@ -56,7 +56,7 @@ struct StateInit {
 // because a step needs the addresses of thousands of parameters.
 struct StateArray {
   Tensor values;  // undefined between steps if the spec says transient
-  Tensor scales;  // of 8-bit values, otherwise undefined
+  Tensor scales;  // the scales of 8-bit values, otherwise undefined
   std::byte* values_data = nullptr;
   std::byte* scales_data = nullptr;
   void locate();  // sets the addresses

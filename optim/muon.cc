@@ -77,7 +77,7 @@ struct Muon::Iterations {
 };
 
 Tensor Muon::Iterations::operator()(const Tensor& matrix, const MuonOptions& o, bool compiled) {
-  Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // of the norm
+  Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // the inverse of the norm
   auto* at = reinterpret_cast<double*>(inverse.mutable_address());
   const NormOperand all[] = {{matrix.address(), matrix.dtype(), matrix.numel()}};
   enqueue_sum_of_squares(matrix.device(), all, at);

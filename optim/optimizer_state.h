@@ -36,12 +36,12 @@ struct OptimizerState {
   double average_decay = 0;
   bool average_warmup = false;
   std::unique_ptr<BufferAverages> buffers;  // null: none are averaged
-  bool averages_swapped = false;            // an AverageScope has put them into the parameters
+  bool averages_swapped = false;            // an AverageScope has put the averages into the parameters
   std::unique_ptr<StepCount> skipped;       // null: no step has measured its gradients
 
   StepPasses passes;
   std::vector<Signature> signatures;
-  bool zero_grad = false;  // what `signatures` were made for
+  bool zero_grad = false;  // the option for which `signatures` were made
   LaunchQueue queue;       // empty between steps. It lives on because its tables keep their memory
 
   bool at_seams = false;  // an UpdateAtSeams makes the steps

@@ -98,7 +98,7 @@ struct ParamSlot {
   Tensor average;  // undefined: not tracked, or the parameter is frozen and has no state
   std::byte* average_data = nullptr;
   Contents average_copied;     // the parameter's contents when `average` was copied from it
-  bool average_moved = false;  // a step that may have moved `average` was made, or it was loaded: no longer a copy
+  bool average_moved = false;  // a step may have updated `average`, or it was loaded: it is no longer a copy
   Tensor copy;                 // 16 bits; undefined: not kept
   Contents copy_of;            // the parameter's contents when `copy` was written
 

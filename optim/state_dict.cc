@@ -151,7 +151,7 @@ class Optimizer::LoadedState {
   std::shared_ptr<StepCount> count_of(const std::string& key) {
     const auto found = given_.find(key);
     const bool fits = found != given_.end() && found->second.defined() && found->second.dtype() == kI64 &&
-                      found->second.numel() == 1;  // otherwise load_tensors() refuses it
+                      found->second.numel() == 1;  // if it does not fit, load_tensors() refuses it
     const int64_t steps = fits ? found->second.item<int64_t>() : 0;
     std::shared_ptr<StepCount>& count = counts_[steps];
     if (count == nullptr) count = std::make_shared<StepCount>(steps, optimizer_.device());
@@ -193,7 +193,7 @@ class Optimizer::LoadedState {
   Optimizer& optimizer_;
   OptimizerState& now_;
   nn::StateDict given_;
-  std::vector<ParamSlot> slots_;  // as they will be
+  std::vector<ParamSlot> slots_;  // the slots as they will be after loading
   std::vector<nn::NamedTensor> targets_;
   nn::StateDictReport report_;
   std::map<int64_t, std::shared_ptr<StepCount>> counts_;

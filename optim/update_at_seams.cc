@@ -48,14 +48,14 @@ struct UpdateAtSeams::State {
   UpdateReport end_step();
 
   Optimizer& optimizer;
-  OptimizerState& kept;  // the optimizer's, between steps
+  OptimizerState& kept;  // the optimizer's state between steps
   const UpdateAtSeamsOptions options;
   GradientSource* const source;  // null: the seams of the model
   std::unordered_map<const TensorImpl*, size_t> slot_of;
   std::vector<Tensor> claimed;
   std::vector<std::pair<Tensor, int64_t>> hooks;
   std::unique_ptr<Seams> seams;  // without a source
-  int64_t listener = 0;          // of the source
+  int64_t listener = 0;          // the id of this listener at the source
   std::vector<bool> updated;     // by slot of the optimizer, in this step
   UpdateReport report;
   UpdateListener* told = nullptr;  // gets `facts` when the step ends: update_facts.h

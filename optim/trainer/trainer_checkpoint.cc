@@ -176,7 +176,7 @@ void TrainerRun::claim_output_dir() {
   bool resumed_here = false;
   for (size_t i = 0; i < others.size() && !resumed_here; ++i)
     if (same_file(others[i], resumed_path_)) {
-      others.resize(i);  // later ones only
+      others.resize(i);  // keeps those that are newer than the resumed one
       resumed_here = true;
     }
   if (!others.empty() && !options_.overwrite_output_dir)

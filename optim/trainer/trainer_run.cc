@@ -147,7 +147,7 @@ class TrainerRun::Session {
     if (run.writes()) run.data_checksum();  // now, not in the middle of the run
     run.compare_replicas();
     run.model_.train();
-    run.optimizer_.zero_grad();  // what the caller may have left
+    run.optimizer_.zero_grad();  // drops gradients that the caller may have left
     run.batches_.emplace(run.train_data_, run.optimizer_.device(), data::DeviceBatchesOptions{.across_epochs = true});
     run.training_ = true;
   }
