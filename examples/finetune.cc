@@ -58,7 +58,7 @@ struct Console : optim::Callback {
   }
   bool on_save_error(const optim::Progress& now, const FileError& error) override {
     say(formatted("step %d: no checkpoint: %s", now.step, error.what()));
-    return now.step < now.max_steps;  // there may be room again for the next one
+    return now.step < now.max_steps;  // there may be room for the next checkpoint
   }
   static void say(const std::string& line) {
     std::printf("%s\n", line.c_str());

@@ -137,7 +137,7 @@ class Training {
   // This rank's batch `number` of training windows. Batches are counted through all steps.
   data::Batch windows(int64_t number) const;
   Tensor loss_of(const data::Batch& batch);
-  // One optimizer step on this rank's share of the batch. Returns the mean loss over all ranks.
+  // Makes one optimizer step on this rank's share of the batch. Returns the mean loss over all ranks.
   double train_step(int64_t step);
   // --report: runs and times steps or tokens. evaluation_step() returns its loss.
   void measure();

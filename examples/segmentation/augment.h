@@ -15,7 +15,7 @@ namespace rondo::examples {
 
 struct AugmentOptions {
   int64_t crop_height = 0, crop_width = 0;
-  double min_scale = 0.5, max_scale = 2.0;  // of the size, drawn evenly on a logarithmic scale
+  double min_scale = 0.5, max_scale = 2.0;  // factors of the size, drawn evenly on a logarithmic scale
   double flip = 0.5;                        // the probability of a mirror image
   double colour = 0.4;                      // brightness, contrast and saturation are scaled by 1 +- this
 };
