@@ -41,8 +41,8 @@ struct BucketOptions {
   std::optional<DType> dtype = {};
   // What a step does if a parameter got no gradient on this rank (a branch that was not taken). false: an error on
   // every rank, because it is usually a mistake. true: zeros are sent for the parameter, and unused_parameters() lists
-  // it. If some rank has a gradient, the parameter gets the average, otherwise no gradient. Its bucket and all later
-  // buckets leave in finish(). Must be equal on all ranks.
+  // it. If some rank has a gradient, the parameter gets the average on every rank; if none has one, it gets no
+  // gradient. Its bucket and all later buckets are sent in finish(), not during backward. Must be equal on all ranks.
   bool allow_unused = false;
   // Must be equal on all ranks.
   BufferSync buffers = BufferSync::kBroadcast;

@@ -63,10 +63,10 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 
   nn::ModuleBase& module() const { return model_; }
 
-  // Ends a step: waits until every bucket is averaged and the buffers are shared. (On a device, later work waits, not
-  // the host.) A collective. Throws MismatchError on every rank if the step went wrong on one of them (Note [What is an
-  // error]). Then do not use the gradients of this step. The next step may be tried, unless the ranks had issued
-  // different collectives on a device.
+  // Ends a step: waits until every bucket is averaged and the buffers are shared. (On a device the host does not wait:
+  // work that is enqueued later waits.) A collective. Throws MismatchError on every rank if the step went wrong on one
+  // of them (Note [What is an error]). After this error, do not use the gradients of this step. The next step may be
+  // tried, unless the ranks had issued different collectives on a device.
   void finish();
   // Call this instead of finish() if this rank's part of the batch is empty, so that it has run no backward outside of
   // no_sync(). It sends zeros, or what backwards under no_sync() have accumulated. Averages divide by the number of all

@@ -142,7 +142,7 @@ void ParameterGather::wait(size_t b) {
 }
 
 // Finds buckets that had landed before their collective failed, and puts their parameters under way again. A parameter
-// that has other values by now (it was loaded) keeps them.
+// that has been loaded since then keeps its new values.
 void ParameterGather::revoke_failed() {
   for (Bucket& bucket : buckets_) {
     if (bucket.under_way) continue;

@@ -42,8 +42,8 @@ class ShardedOptimizer {
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
   // Waits for the parameters under way. Host memory: returns when all have arrived. On a device: later work there comes
-  // after the arrival, and this thread does not wait. Once the group has failed, this, state_dict() and the optimizer's
-  // step() throw DistError every time, and a parameter whose values did not come can no longer be read.
+  // after the arrival, and this thread does not wait. Once the group has failed, this function, state_dict() and the
+  // optimizer's step() throw DistError every time, and a parameter whose values did not come can no longer be read.
   void wait();
 
   // A collective. Returns the state of whole parameters, as Optimizer::state_dict() does, on the CPU. It does not

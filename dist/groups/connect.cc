@@ -20,8 +20,8 @@ std::string kind_of(Device device) {
   return name;
 }
 
-// A collective of one message. Throws MismatchError if the ranks have different options: with these, one rank could
-// wait for the others forever.
+// A collective of one message. Throws MismatchError if the ranks have different options: with different options, one
+// rank could wait for the others forever.
 void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   constexpr int64_t kNone = -1;
   const Tensor mine = Tensor::from<int64_t>(

@@ -303,8 +303,8 @@ void NcclCommunicator::fail_mismatched(const std::string& sentence) {
   fail_with(Work::Outcome::kMismatch, sentence, {}, /*tell=*/true);
 }
 
-// Fails every collective in flight, and aborts. `tell`: the launcher and the other ranks. REQUIRES: this thread
-// has set failing_.
+// Fails every collective in flight, and aborts. `tell`: also tells the launcher and the other ranks. REQUIRES: this
+// thread has set failing_.
 void NcclCommunicator::fail_with(Work::Outcome outcome, const std::string& sentence, const std::vector<int>& causes,
                                  bool tell) {
   const std::shared_ptr<HostGroup> group = host();

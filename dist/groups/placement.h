@@ -20,10 +20,11 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-// The device that `text` means on this rank. A text without a number ("cuda") means the device whose number is the
-// rank's number on this machine (LOCAL_RANK), among those that the process sees (CUDA_VISIBLE_DEVICES). If the process
-// sees only one device, it means that one: srun can show each rank its own. A text with a number ("cuda:1"), "cpu", and
-// a job with one process on this machine: like parse_device(). Throws Error if this process has no such device.
+// Returns the device that `text` means on this rank. A text without a number ("cuda") means the device whose number is
+// the rank's number on this machine (LOCAL_RANK), among those that the process sees (CUDA_VISIBLE_DEVICES). If the
+// process sees only one device, the text means this device: srun can show each rank its own. A text with a number
+// ("cuda:1"), "cpu", and a job with one process on this machine: like parse_device(). Throws Error if this process has
+// no such device.
 Device device_of_rank(std::string_view text, const Environment& environment);
 
 // What a rank tells the others about its device.

@@ -81,8 +81,8 @@ class ProcessGroup {
   // The device whose tensors the group accepts besides host tensors.
   virtual std::optional<Device> device() const { return std::nullopt; }
 
-  // The message of the group's first error; empty while collectives can run. Waits, at most a few seconds, while the
-  // cause is being found. Any thread may call it.
+  // Returns the message of the group's first error; empty while collectives can run. Waits, at most a few seconds,
+  // while the cause is being found. Any thread may call it.
   virtual std::string failure() { return ""; }
   // Throws ConnectionError with the message of failure() once the group has failed. `what`: what cannot be done now.
   void check_usable(std::string_view what);
@@ -99,8 +99,8 @@ class ProcessGroup {
   // out (world_size, ...) receives `in` (...) of every rank. Any dtype. `in` may be row `rank` of `out`.
   virtual Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) = 0;
   // out (...) receives the sum or average over the ranks of row `rank` of `in` (world_size, ...). dtypes and rounding
-  // as in all_reduce. The order of the additions differs from all_reduce's, so bits may differ from it, but not from
-  // run to run.
+  // as in all_reduce. The order of the additions differs from all_reduce's, so the bits may differ from those of
+  // all_reduce, but they do not differ from run to run.
   virtual Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) = 0;
   // Done when every rank has called it. A collective of the hosts: it does not wait for the devices.
   virtual Work barrier(std::string_view name) = 0;

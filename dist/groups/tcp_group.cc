@@ -168,8 +168,9 @@ class Communicator {
     changed_.notify_all();
   }
 
-  // Jobs that have not begun get an error. Waits up to `patience` for a job that already moves data, since its peers
-  // take part. False if the job takes longer: the thread then ends by itself when the group's timeout has passed.
+  // Ends the work: jobs that have not begun get an error. Waits up to `patience` for a job that already moves data,
+  // since its peers take part. Returns false if this job takes longer: the thread then ends by itself when the group's
+  // timeout has passed.
   bool close(const char* how, bool failed, Milliseconds patience) {
     bool first = false;
     {
@@ -484,8 +485,8 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
     const Environment environment_;
   };
 
-  // In a fork, the members are copies. Destroying them would wait for threads that do not exist here. It would also
-  // tell the other ranks and the parent's threads, over shared sockets, that this rank leaves. So they are leaked.
+  // Leaks the members. In a fork they are copies: destroying them would wait for threads that do not exist here. It
+  // would also tell the other ranks and the parent's threads, over shared sockets, that this rank leaves.
   void leave_to_parent() {
     struct Copies {
       std::unique_ptr<StoreServer> server;

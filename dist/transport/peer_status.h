@@ -28,9 +28,9 @@ class PeerStatus {
 
   // Publishes the collective that this rank begins. Takes microseconds. Never throws.
   void begin(Lane lane, uint64_t number, std::string_view description) noexcept;
-  // Publishes `sentence`, which other ranks report, and writes the record for the launcher. Only a rank's first
-  // failure counts: later ones may name ranks that failed because of it, and two ranks would then name each
-  // other. Never throws.
+  // Publishes `sentence`, which other ranks report, and writes the record for the launcher. Only a rank's first failure
+  // counts: later ones may name ranks that failed because of the first one, and two ranks would then name each other.
+  // Never throws.
   void fail(const std::string& sentence, const std::vector<int>& causes) noexcept;
   // Publishes how this rank leaves, without waiting for an answer. Never throws.
   void leave(const char* how) noexcept;
