@@ -83,7 +83,7 @@ struct Sweep {
 };
 
 // The scalars of a formula: everything that changes from step to step. The host knows most of them. A program computes
-// those that depend on the parameter's step, which is 1 for the first; only the device knows it.
+// those that depend on the parameter's step count (1 in its first step), which only the device knows.
 struct ScalarRule {
   std::array<double, kMaxScalars - kFirstScalar> values = {};
   // In: the factor of the gradients, then the step. Out: the factor, then `writes` (formula_code.h: StepProgram). Null:

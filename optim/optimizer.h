@@ -54,8 +54,9 @@ template <class Options> struct ParamGroup {
   Options options = {};
 };
 
-// Two groups, as GPT-2 and nanoGPT train: tensors of rank 2 and more decay as `options` say, biases and the weights of
-// norms do not. Both groups are there even if one has no parameter, so there are always two schedules.
+// Returns two groups, as in the training of GPT-2 and nanoGPT: tensors of rank 2 and more decay as `options` say,
+// biases and the weights of norms do not. Both groups exist even if one has no parameter, so there are always two
+// schedules.
 //
 //   optim::AdamW optimizer(optim::decay_groups(model.parameters(), optim::AdamWOptions{.weight_decay = 0.1}));
 template <class Options>
@@ -93,7 +94,7 @@ struct AverageOptions {
   // min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage.
   bool warmup = false;
   // Buffers of the model (running statistics). Floating-point ones are averaged with the parameters, in their compute
-  // dtype. They must be written in place and never replaced, as nn::Module's are.
+  // dtype. They must be written in place and never replaced, as nn::Module does with its buffers.
   std::vector<Tensor> buffers = {};
 };
 
@@ -151,19 +152,21 @@ class Optimizer {
   // has written, such as the loading of a model.
   std::vector<Tensor> copies() const;
 
-  // For parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
-  // for 8-bit states "state.<i>.<name>.scale", and "state.<i>.master" if it has an f32 weight. If averages are tracked:
-  // "state.<i>.average", "average.decay" and "average.warmup" f64, and for their floating-point buffers
-  // "buffer.<i>.average" and one "buffer.updates" i64. For each group: "group.<g>.params" i64 (their number) and
-  // "group.<g>.<option>" f64, every option (option_list.h) but `masters`. The state tensors share memory with the
-  // optimizer, step counts excepted.
+  // The state dict has
+  // - for parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
+  //   for 8-bit states "state.<i>.<name>.scale", and "state.<i>.master" if it has an f32 weight;
+  // - if averages are tracked: "state.<i>.average", "average.decay" and "average.warmup" f64, and for their
+  //   floating-point buffers "buffer.<i>.average" and one "buffer.updates" i64;
+  // - for each group: "group.<g>.params" i64 (the number of its parameters) and "group.<g>.<option>" f64, every option
+  //   (option_list.h) but `masters`.
+  // The state tensors share memory with the optimizer, step counts excepted.
   nn::StateDict state_dict() const;
   // Restores state and options, as PyTorch does: lr, betas, maximize and nesterov are those of `state` afterwards. A
   // parameter without state in `state` has none afterwards. Throws nn::StateDictError, before anything is changed, if
   // the state does not fit, if an option is out of range, or if an option differs that decides which states there are:
-  // amsgrad, centered, the format, whether momentum is 0. Make the optimizer with the same values of these.
-  // States of earlier versions lack flags (maximize, nesterov, ...) and the decay of averages: then the optimizer's own
-  // stay. States without f32 weights load: the weights are made from the parameters at the next step, and the call
+  // amsgrad, centered, the format, whether momentum is 0. Make the optimizer with the same values of these options.
+  // States of earlier versions lack flags (maximize, nesterov, ...) and the decay of averages: then the optimizer keeps
+  // its own. States without f32 weights load: the weights are made from the parameters at the next step, and the call
   // warns once. With `masters` = false, f32 weights in `state` are ignored.
   void load_state_dict(const nn::StateDict& state);
 

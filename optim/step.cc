@@ -265,8 +265,8 @@ void Step::update(bool zero_grad, JoinedWork joined) {
   state_.queue.submit();
   for (StepUpdate& u : updates_) {
     if (u.copy.defined()) amp::set_copy(u.slot->param, u.copy);
-    // The pass has zeroed the copy that it read. The copy replaces a gradient that is not contiguous, whose elements
-    // may share memory (stride 0), or that another parameter has, too.
+    // The pass has zeroed the copy that it read. A copy was made of a gradient that is not contiguous (its elements may
+    // share memory: stride 0), or that two parameters share. The copy now replaces this gradient.
     if (zero_grad && u.dense_grad.defined()) u.slot->param.set_grad(u.dense_grad);
   }
 }

@@ -53,8 +53,8 @@ class Step {
   UpdateListener* listener() const;
   // Enqueues the computation of the Decision, and before that the norm of the gradients if the options need it.
   void decide(const StepOptions& options);
-  // Updates what was collected. Each parameter has its own items in the passes, so all at once and some at a time give
-  // the same bits. REQUIRES: decide().
+  // Updates what was collected. Each parameter has its own items in the passes, so one update of all parameters and
+  // several updates of a few give the same bits. REQUIRES: decide().
   void update(bool zero_grad, JoinedWork joined = no_joined_work);
   // Updates the moving averages of buffers, if there are any. Call it once per step, even if several update() calls
   // make the step.

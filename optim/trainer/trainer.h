@@ -64,13 +64,13 @@ class Trainer {
   void cancel() noexcept;
   Progress progress() const;
 
-  // The mean loss over all targets of the evaluation data; with replicas each process evaluates its share. Throws Error
-  // if there is no such data, or no target in it.
+  // Returns the mean loss over all targets of the evaluation data; with replicas each process evaluates its share.
+  // Throws Error if there is no evaluation data, or no target in it.
   double evaluate();
 
   using Resumed = ResumedRun;
-  // Goes on from the newest whole checkpoint of `folder`; "": output_dir. nullopt: there is none. Throws ResumeError,
-  // nn::StateDictError or FileError before anything is changed.
+  // Goes on from the newest whole checkpoint of `folder`, or of output_dir if `folder` is "". Returns nullopt if there
+  // is no checkpoint. Throws ResumeError, nn::StateDictError or FileError before anything is changed.
   std::optional<Resumed> resume_from_checkpoint(const std::string& folder = "");
   // Like resume_from_checkpoint(), but goes on from the checkpoint in this file.
   void resume_from_file(const std::string& path);
