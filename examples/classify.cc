@@ -329,7 +329,7 @@ class Classifier : optim::Callback {
     if (family == "roberta") options.ignore.insert(options.ignore.end(), {"pooler.", "roberta.pooler."});
     if (trains) options.fresh = {"classifier.", "bert.pooler.", "pre_classifier.", "score."};
     // A decoder's classifier needs the padding token, to find a row's last token. config.json of a language model
-    // seldom names one.
+    // seldom names one, so the tokenizer's is taken.
     const bool encoder = absl::c_linear_search(std::array{"bert", "roberta", "distilbert"}, family);
     if (!encoder && !config_has_token(o_.model_name_or_path, "pad_token_id") && tokenizer_.pad_token_id() >= 0)
       options.pad_token_id = tokenizer_.pad_token_id();
