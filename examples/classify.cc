@@ -96,7 +96,8 @@ Flags flags_of(ClassifyOptions& o) {
   return flags;
 }
 
-// A string of config.json, such as its model_type; empty if there is none, which from_pretrained() deals with.
+// Returns a string of config.json, such as its model_type. Empty if there is none: from_pretrained() says whether it is
+// needed.
 std::string config_word(const std::string& folder, std::string_view field) {
   const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
   std::string word;
@@ -261,8 +262,8 @@ class Classifier : optim::Callback {
     const std::vector<std::string>& names = model_->label_names();
     return number < names.size() ? names[number] : std::to_string(number);
   }
-  // A text's columns. One class: the most likely one and its probability. Several labels: those of at least 1/2, and
-  // the probabilities of all. Regression: the numbers.
+  // Returns the columns for a text. One class: the most likely one and its probability. Several labels: those with a
+  // probability of at least 1/2, and the probabilities of all. Regression: the numbers.
   std::string prediction(std::span<const float> values) const {
     std::vector<std::string> chosen, all;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -276,7 +277,8 @@ class Classifier : optim::Callback {
     return absl::StrCat(name_of_class(best), "\t", all[best]);
   }
 
-  // The user's choice, else the folder's, else one class for each text. As in transformers, one label means regression.
+  // Returns the problem type: the user's choice, or else that of the model's config.json, or else one class for each
+  // text. As in transformers, a config.json with one label means regression.
   nn::ProblemType problem() const {
     const auto said = problem_named(!o_.problem_type.empty() ? o_.problem_type
                                                              : config_word(o_.model_name_or_path, "problem_type"));
@@ -291,7 +293,8 @@ class Classifier : optim::Callback {
     return std::make_shared<const data::ExampleSet>(data::read_labelled(
         path, tokenizer_, {.max_length = o_.max_seq_length, .label_kind = kind_of_labels(), .label_names = names}));
   }
-  // If the model's folder names all classes of the file, they keep its numbers, because its head depends on them.
+  // If the model's config.json names all classes of the file, the classes keep their numbers in config.json, because
+  // the model's head depends on these numbers.
   std::shared_ptr<const data::ExampleSet> read_training() const {
     auto set = read(o_.train_file, {});
     if (problem_ == nn::ProblemType::kRegression) return set;
@@ -311,8 +314,8 @@ class Classifier : optim::Callback {
                                                       : data::LabelKind::kClass;
   }
 
-  // Loads the model, with a new head if the file has none for these classes or numbers. Without classes and numbers:
-  // with the file's head.
+  // Loads the model. It gets a new head if its file has none for these classes or numbers. Without classes and numbers,
+  // it keeps the file's head.
   void load(const std::vector<std::string>& label_names, std::optional<int64_t> numbers = std::nullopt) {
     const bool trains = !label_names.empty() || numbers;
     // Heads of the pretraining are ignored, and RoBERTa's pooler, which its classifier does not use.
@@ -326,7 +329,7 @@ class Classifier : optim::Callback {
     if (family == "roberta") options.ignore.insert(options.ignore.end(), {"pooler.", "roberta.pooler."});
     if (trains) options.fresh = {"classifier.", "bert.pooler.", "pre_classifier.", "score."};
     // A decoder's classifier needs the padding token, to find a row's last token. config.json of a language model
-    // seldom names one.
+    // seldom names one, so the tokenizer's is taken.
     const bool encoder = absl::c_linear_search(std::array{"bert", "roberta", "distilbert"}, family);
     if (!encoder && !config_has_token(o_.model_name_or_path, "pad_token_id") && tokenizer_.pad_token_id() >= 0)
       options.pad_token_id = tokenizer_.pad_token_id();
@@ -350,8 +353,8 @@ class Classifier : optim::Callback {
   Tensor segments(const Tensor& given) const { return takes_segments_ ? given : Tensor(); }
 
   const char* measure() const { return problem_ == nn::ProblemType::kRegression ? "mean squared error" : "accuracy"; }
-  // Over the validation texts: the share of texts (several labels: of labels) that are right, or the mean squared
-  // error. All ranks call this: each measures a part.
+  // Measures the model on the validation texts. Returns the share of texts that are right (with several labels: of
+  // labels), or the mean squared error. All ranks call this: each measures a part.
   double measured() {
     const NoGrad off;
     const amp::Autocast autocast(lower());

@@ -43,7 +43,7 @@ struct Buckets {
 };
 Buckets buckets_of(const CompilerOptions& options);
 
-// The same batches, padded to the sizes of --buckets.
+// Returns `batches`, padded to the sizes of --buckets.
 data::ExampleBatchesOptions in_buckets(const CompilerOptions& options, data::ExampleBatchesOptions batches);
 
 // The dimensions that vary in the batches of a program.
@@ -100,7 +100,7 @@ class Compiler {
   std::string loaded_;
 };
 
-// explain() after the first step of a Trainer, by rank 0.
+// Calls explain() after the first step of a Trainer, on rank 0.
 class ExplainsFirstStep : public optim::Callback {
  public:
   ExplainsFirstStep(const Compiler& compiler, const Job& job, std::string folder)

@@ -58,7 +58,7 @@ struct Console : optim::Callback {
   }
   bool on_save_error(const optim::Progress& now, const FileError& error) override {
     say(formatted("step %d: no checkpoint: %s", now.step, error.what()));
-    return now.step < now.max_steps;  // there may be room again for the next one
+    return now.step < now.max_steps;  // there may be room for the next checkpoint
   }
   static void say(const std::string& line) {
     std::printf("%s\n", line.c_str());
@@ -181,7 +181,7 @@ class Finetuning {
     return batch.size() > 2 ? model_.loss(batch[0], batch[1], batch[2]) : model_.loss(batch[0], batch[1]);
   }
 
-  // In a folder of its own: a model beside an adapter is loaded with the adapter, which would then count twice.
+  // Saves into a folder of its own: a model beside an adapter is loaded with the adapter, which would then count twice.
   void save_merged(const std::string& folder) {
     nn::merge_and_unload(*model_);
     model_.save_pretrained(folder);

@@ -14,7 +14,8 @@
 namespace rondo::examples {
 namespace {
 
-// The fields of the first line that is not empty. Errors in the line are left for the reader to report.
+// Returns the names of the fields in the first line that is not empty. Errors in the line are left for the reader to
+// report.
 std::set<std::string> fields_of(const std::string& path) {
   std::set<std::string> fields;
   std::ifstream file(path);
@@ -69,7 +70,7 @@ std::shared_ptr<const data::ExampleSet> shared(data::ExampleSet set) {
   return std::make_shared<const data::ExampleSet>(std::move(set));
 }
 
-// How much was read, and how much of it did not fit.
+// Says how much was read, and how much of it did not fit.
 std::string summary_of(const data::ExampleReport& report, const FinetuneOptions& o, const std::string& path) {
   std::string line = absl::StrCat(path, ": ", report.examples, " examples; ", report.targets, " of ", report.tokens,
                                   " tokens carry loss");
@@ -80,7 +81,7 @@ std::string summary_of(const data::ExampleReport& report, const FinetuneOptions&
   return line;
 }
 
-// The tokens of an example before the first one that carries loss. If all tokens carry loss: the first few.
+// Returns the tokens of an example before the first one that carries loss. If all tokens carry loss: the first few.
 std::vector<int32_t> beginning_of(const data::Example& example) {
   const auto first = static_cast<size_t>(std::find(example.targets.begin(), example.targets.end(), true) -
                                          example.targets.begin());

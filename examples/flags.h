@@ -1,6 +1,8 @@
-// Flags: a tiny typed command-line parser. `--name=value` and `--name value`; `--name` alone turns a bool on; --help
-// prints every flag with its default; --recipe FILE takes flags from a file (recipe.h), and the command line wins over
-// the file; --save_recipe FILE writes one with the flags that differ from their defaults.
+// Flags: a tiny typed command-line parser.
+// - `--name=value` and `--name value` set a flag. `--name` alone turns a bool on.
+// - --help prints every flag with its default.
+// - --recipe FILE takes flags from a file (recipe.h). The command line wins over the file.
+// - --save_recipe FILE writes a recipe with the flags that differ from their defaults.
 //
 //   int64_t n_layer = 4;
 //   Device device;

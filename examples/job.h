@@ -18,9 +18,10 @@
 
 namespace rondo::examples {
 
-// main() of a program: returns the exit code of `body`. If `body` throws, or if stdout has not taken all that was
-// printed (a full disk), prints a line on stderr and returns 1. A write past the file size limit (ulimit -f) throws
-// instead of ending the process.
+// Runs a program: main() returns the result of this function, which is the exit code of `body`. If `body` throws, the
+// result is 1, and a line on stderr has the error. If stdout has not taken all that was printed (a full disk), the
+// result is not 0, and a line on stderr says so. A write past the file size limit (ulimit -f) throws instead of ending
+// the process.
 int run_program(const char* name, const std::function<int()>& body);
 
 struct JobOptions {

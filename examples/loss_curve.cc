@@ -33,7 +33,8 @@ Axis axis(double low, double high, int ticks, double from, double to) {
   return {std::floor(low / tick) * tick, std::ceil(high / tick) * tick, tick, from, to};
 }
 
-// At most `most` points: means of equal runs of neighbours.
+// Returns at most `most` points. Each is the mean of a run of neighbours; all runs have the same length, except the
+// last.
 std::vector<Point> thinned(const std::vector<Point>& points, size_t most) {
   const size_t run = std::max<size_t>(1, (points.size() + most - 1) / most);
   std::vector<Point> out;

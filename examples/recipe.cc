@@ -93,7 +93,7 @@ std::vector<RecipeEntry> read_recipe(const std::string& path) {
   const std::string text = io::read_text(path, kMaxBytes);
   Reader reader(path);
   try {
-    // An explicit end of the document, because yaml-cpp accepts the end of the file as the end of a quote.
+    // Adds an explicit end of the document, because yaml-cpp accepts the end of the file as the end of a quote.
     std::istringstream in(text + "\n...\n");
     YAML::Parser parser(in);
     if (!parser.HandleNextDocument(reader)) throw FileError(path, "the recipe is empty");

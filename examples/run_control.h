@@ -40,9 +40,10 @@ void check(const RunOptions& options);
 JobOptions job_options(const RunOptions& options);
 optim::TrainerOptions trainer_options_of(const RunOptions& options);
 
-// --resume_from_checkpoint: a checkpoint file, a folder of them, or "true", the newest in output_dir, if there is one.
-// A job that its launcher has restarted resumes from its own newest checkpoint, whatever the option says. Rank 0 prints
-// where the run resumes. Throws Error if a file or folder that is named has no checkpoint.
+// Resumes as --resume_from_checkpoint says: from a checkpoint file, from the newest checkpoint of a folder, or ("true")
+// from the newest one in output_dir, if there is one. A job that its launcher has restarted resumes from its own newest
+// checkpoint, whatever the option says. Rank 0 prints where the run resumes. Throws Error if a file or folder that is
+// named has no checkpoint.
 void resume(optim::Trainer& trainer, const RunOptions& options, const Job& job);
 
 // Trains until the end, or until Ctrl-C (SIGINT) or SIGTERM. Then training stops (Trainer::cancel), a checkpoint is

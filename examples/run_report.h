@@ -28,14 +28,14 @@ namespace rondo::examples {
 struct RunFacts {
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   double steps_per_s = kUnknown;
-  double first_s = kUnknown;                              // from start() to the end of the untimed steps
-  double again_s = kUnknown;                              // the same batches once more
+  double first_s = kUnknown;                              // seconds from start() to the end of the untimed steps
+  double again_s = kUnknown;                              // seconds for the same batches when they come again
   double loss = kUnknown;                                 // mean of the last untimed_steps steps
   double base_mib = kUnknown, peak_mib = kUnknown;        // resident memory: before the model, and the most
-  double device_peak_mib = kUnknown;                      // of a device that is not the CPU
+  double device_peak_mib = kUnknown;                      // the most memory of a device that is not the CPU
   std::vector<std::pair<std::string, int64_t>> compiled;  // blocks, and how often their code was generated
   std::vector<std::string> recompilations;                // why code was generated again
-  std::vector<std::string> breaks;                        // of graphs, and why
+  std::vector<std::string> breaks;                        // graph breaks, and why
 
   double compile_s() const { return first_s - again_s; }
   double memory_mib() const { return std::isnan(device_peak_mib) ? peak_mib - base_mib : device_peak_mib; }

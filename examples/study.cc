@@ -45,8 +45,8 @@ std::string text_of_file(const std::string& path) {
   return text.str();
 }
 
-// The last line of a log that is not blank. For a program that failed it mostly says why. '?' replaces characters that
-// a terminal may not show.
+// Returns the last line of a log that is not blank. If a program has failed, this line mostly says why. '?' replaces
+// characters that a terminal may not show.
 std::string last_line(const std::string& log) {
   constexpr std::streamoff kMost = 4096;
   std::ifstream file(log, std::ios::binary | std::ios::ate);
@@ -170,7 +170,8 @@ class Runner {
 
   std::string at(const std::string& name) const { return absl::StrCat(s_.folder, "/", name); }
 
-  // runs/ is new, or holds results of the same options. All that a study deletes is in there.
+  // Locks runs/, and deletes its contents if the study overwrites. Throws Error unless runs/ is new or holds results of
+  // the same options. A study deletes nothing outside of runs/.
   void claim_folder() {
     const std::string settings = absl::StrCat(absl::StrJoin(s_.shared, " "), " --study_steps=", s_.options.steps,
                                               " --threads=", threads_, "\n"),
@@ -192,7 +193,7 @@ class Runner {
     if (!s_.options.peer.empty()) io::write_file_atomic(peer, s_.options.peer + "\n");
   }
 
-  // Adds a run, from its file if it was made before.
+  // Adds a run. If an earlier study has left its file, the run is read from that file; otherwise it is made.
   void measure(const StudyRow& row, const std::string& dtype, bool ours, int64_t round, StudyRuns& runs) const {
     const std::string name = at(absl::StrCat("runs/", dtype, "-", row.name, ours ? "-ours-" : "-peer-", round + 1));
     const std::string file = name + ".json", fresh = name + ".new";

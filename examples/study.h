@@ -41,15 +41,15 @@ struct StudyRow {
   std::string title;  // of the table
   double published;   // steps/s that the study has published; 0: none
   std::vector<std::string> options;
-  std::string note = {};     // how Rondo's form differs from the peer's
-  std::string same_as = {};  // Rondo runs this row as that one, and takes its results from there
+  std::string note = {};     // how Rondo's way of running this row differs from the peer's
+  std::string same_as = {};  // the name of a row that Rondo runs in the same way: its results are taken
   int processes = 1;
   Code code = Code::kNone;
   bool is_compile_time = false;    // the row is about its first steps: none but these are timed
   double published_first_s = 0;    // the study's seconds of the first steps
   int64_t most_compilations = 0;   // the most that a kind of block may need; 0: no bound
   double compile_ratio = 0;        // compiling must be so many times shorter than the peer's
-  bool has_other_batches = false;  // so its loss is not compared
+  bool has_other_batches = false;  // the row runs batches of its own, so its loss is not compared
   // Requirements in comparison with another row of ours.
   std::string beside = {};  // the other row's name
   double least_speed = 0;   // at least so many times the other row's
@@ -62,9 +62,9 @@ struct StudyRow {
 struct Study {
   const StudyOptions& options;
   std::string folder;
-  bool overwrites = false;         // --overwrite_output_dir: what the folder holds is forgotten
+  bool overwrites = false;         // --overwrite_output_dir: results in the folder are deleted
   std::span<const StudyRow> rows;  // in the order of the table
-  std::string heading, title;      // of the page; what is measured, and where
+  std::string heading, title;      // the page's heading; what is measured, and where
   std::string published;           // heads the column of StudyRow::published
   std::vector<std::string> dtypes;
   std::vector<std::string> shared;  // options of the model and its data, which all rows share with the peer
@@ -74,7 +74,7 @@ struct Study {
   int64_t timed_steps(const StudyRow& row) const { return row.is_compile_time ? 0 : options.steps; }
 };
 
-// f32, and bf16 if the device is no CPU or the processor can multiply it.
+// Returns f32, and bf16 if the device is no CPU or the processor can multiply bf16.
 std::vector<std::string> dtypes_of_host(Device device);
 
 // Returns the exit status: 1 if a row failed. Throws Error if the folder holds another study.

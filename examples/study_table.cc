@@ -36,7 +36,7 @@ double ratio(const StudyRuns& over, const StudyRuns& under, const Figure& figure
 
 double speed(const RunFacts& run) { return run.steps_per_s; }
 double first(const RunFacts& run) { return run.first_s; }
-// Times below a millisecond are noise.
+// Times below a millisecond are noise, so they count as a millisecond.
 double compiling(const RunFacts& run) { return std::max(run.compile_s(), 1e-3); }
 double memory(const RunFacts& run) { return run.memory_mib(); }
 double loss(const RunFacts& run) { return run.loss; }
@@ -206,7 +206,7 @@ class Checks {
                     : formatted("%.1e over %d rows", difference, count),
         missing == 0 && difference <= bound);
   }
-  // Both begin with the same weights and see the same batches.
+  // Compares our losses with the peer's: both begin with the same weights and see the same batches.
   void peer_losses() {
     double most = 0;
     std::string row;

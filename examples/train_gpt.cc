@@ -51,8 +51,9 @@
 namespace rondo::examples {
 namespace {
 
-// Mean loss per token over the validation split, or over eval_iters batches spread evenly across it. A batch has the
-// rows of all ranks' batches, and each rank takes its part: the result is that of one process with the whole batch.
+// Returns the mean loss per token over the validation split, or over eval_iters batches spread evenly across it. A
+// batch has the rows of all ranks' batches, and each rank takes its part: the result is that of one process with the
+// whole batch.
 template <class LossFn>
 double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, const TrainOptions& o,
                 dist::ProcessGroup& group) {
@@ -92,7 +93,8 @@ std::string sample(nn::GPT2& model, const io::Tokenizer& tokenizer, const TrainO
   return tokenizer.decode(std::vector<int32_t>(ids.begin() + 1, ids.end()));
 }
 
-// The checkpoint to resume from, if a resume is wanted and there is one. A new run removes old ones from the folder.
+// Returns the checkpoint to resume from, if the options ask for one and there is one. A new run removes the checkpoints
+// of older runs from the folder.
 std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, const Job& job) {
   // A first attempt of this job may have ended before it cleared the folder of an earlier run's checkpoints.
   const bool lead = job.lead(), starts_anew = o.init_from == "scratch" && !job.goes_on(o.out_dir);
@@ -135,7 +137,7 @@ class Training {
   // This rank's batch `number` of training windows. Batches are counted through all steps.
   data::Batch windows(int64_t number) const;
   Tensor loss_of(const data::Batch& batch);
-  // One optimizer step on this rank's share of the batch. Returns the mean loss over all ranks.
+  // Makes one optimizer step on this rank's share of the batch. Returns the mean loss over all ranks.
   double train_step(int64_t step);
   // --report: runs and times steps or tokens. evaluation_step() returns its loss.
   void measure();

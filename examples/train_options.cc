@@ -174,7 +174,8 @@ void OptionParser::merge(const io::Checkpoint& checkpoint) {
     else if (value != before && kFixed.contains(name))
       throw Error(absl::StrCat("--", name, "=", value, ": the checkpoint in ", options_.out_dir, " has ", before));
   }
-  // A longer run decays over its new length, unless one of the two command lines has set lr_decay_iters.
+  // A longer run decays over its new length, unless this command line or that of the earlier run has set
+  // lr_decay_iters.
   const auto stored = [&](const char* name) { return checkpoint.state.find(absl::StrCat(kPrefix, name)); };
   const auto decay = stored("lr_decay_iters"), iters = stored("max_iters"), none = checkpoint.state.end();
   const bool decay_followed = decay == none || (iters != none && decay->second == iters->second);

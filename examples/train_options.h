@@ -68,7 +68,7 @@ class OptionParser {
   // Throws Error for an unknown option and for a value out of range.
   explicit OptionParser(int argc, char** argv);
   const Flags& flags() const { return flags_; }
-  // Checked, with "0: same as another option" already replaced.
+  // The checked options. Where 0 means "as another option", it is replaced by the value of that option.
   const TrainOptions& options() const { return options_; }
 
   // Takes the options of the run that is resumed; the command line has priority. Throws Error if the command line asks

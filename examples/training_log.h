@@ -35,14 +35,14 @@ class TrainingLog {
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
 
-  // Around the work that is timed. Evaluation and checkpoints are outside.
+  // Call these two around the work that is timed. Evaluation and checkpoints are outside.
   void begin_step();
   void end_step(float loss);
-  // Fills in the times.
+  // Writes a line. Fills in the times of the record.
   void write(optim::MetricsRecord record);
   // Makes the lines durable. Called before a checkpoint, so that the log never ends before the checkpoint's step.
   void sync() { metrics_.sync(); }
-  // A line of text beside the progress bar.
+  // Prints a line of text, and removes the progress bar until it is drawn again.
   void say(const std::string& text);
 
  private:

@@ -26,7 +26,7 @@ double epsilon_of(DType dtype) {
 }
 double eps1_of(const AdafactorOptions& o, DType dtype) { return o.eps1 > 0 ? o.eps1 : epsilon_of(dtype); }
 
-// Sums of (factor * g)^2 over the rows and the columns of some rows of a matrix, in f64.
+// Computes the sum of (factor * g)^2 for each row and for each column, over some rows of a matrix, in f64.
 template <class T>
 void sums_of_squares(const T* g, double factor, int64_t n_cols, std::span<double> rows, double* cols) {
   std::vector<double> squares(static_cast<size_t>(n_cols));
@@ -50,8 +50,9 @@ template <class C> double move_towards(C* var, std::span<const double> sums, dou
          static_cast<double>(sums.size());
 }
 
-// Moves row_var and col_var to this step's squares, and fills the third state: row_var / max(mean(row_var), eps1).
-// Columns are summed in chunks of rows (ops/reduction_order.h), so any number of threads gives the same bits.
+// Updates the moving averages row_var and col_var with this step's squares, and fills the third state: row_var /
+// max(mean(row_var), eps1). Columns are summed in chunks of rows (ops/reduction_order.h), so any number of threads
+// gives the same bits.
 struct MoveFactors {
   const std::byte* grad;
   DType grad_dtype, state_dtype;
@@ -119,7 +120,7 @@ void Adafactor::check(const AdafactorOptions& o) {
 }
 
 namespace {
-// Numbers: beta2_decay, lr.
+// Computes the weight of the new square, and the step min(lr, 1 / sqrt(t)) at step t. Numbers: beta2_decay, lr.
 struct WeightAndRho {
   static constexpr size_t kNumbers = 2, kOut = 2;
   template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers) {
@@ -178,13 +179,13 @@ void move_factors(LaunchQueue& queue, const Tensor& grad, std::span<StateArray> 
   const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), matrices = grad.numel() / (n_rows * n_cols);
   const DType dtype = states[0].values.dtype();
   const Tensor factor = decision.select(0, 1), updates = ops::equal(decision.select(0, 2), 1.0);
-  // A tensor, because a division by a number of the host multiplies by its inverse.
+  // A tensor, because a division by a number of the host multiplies by its inverse, which rounds in another way.
   const auto number = [&](int64_t n) { return Tensor::full({}, static_cast<double>(n), {kF64, grad.device()}); };
   const auto moved = [&](const Tensor& var, const Tensor& sums, int64_t n) {
     const Tensor before = var.to(kF64);
     return (before + weight * (sums / number(n) - before)).to(dtype);
   };
-  // Contiguous tensors of one dtype: a copy of bytes.
+  // Copies the bytes: both tensors are contiguous and have the same dtype.
   const auto copy = [](const Tensor& to, const Tensor& from) {
     backend_of(to.device())
         .copy(to.device().index, const_cast<std::byte*>(to.address()), from.address(),
@@ -208,7 +209,7 @@ void move_factors(LaunchQueue& queue, const Tensor& grad, std::span<StateArray> 
 }
 }  // namespace
 
-// Called before the first sweep of a matrix: moves its factors.
+// Called before the first sweep of a matrix: updates the moving averages of its rows and columns.
 void Adafactor::prepare(int /*sweep*/, PreparedParam& param) {
   if (param.grad.numel() == 0) return;
   const double eps1 = eps1_of(options(param.group), param.param.dtype());

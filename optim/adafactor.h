@@ -1,6 +1,7 @@
 // Adafactor (Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018, Algorithms 4 and
-// 5), in PyTorch's form. For a matrix (the last two dimensions) the state is the mean of the squared gradient of each
-// row and of each column. Their outer product approximates the second moment. Other parameters keep it in full.
+// 5), in PyTorch's form. For a matrix (the last two dimensions) the state has one number for each row and for each
+// column: a moving average of the mean squared gradient. Their outer product approximates the second moment. For other
+// parameters the second moment is kept in full.
 //
 //   optim::Adafactor optimizer(model.parameters(), {.lr = 1e-2});
 #pragma once

@@ -48,7 +48,7 @@ void AverageScope::begin(std::vector<Tensor> params, std::vector<Tensor> average
   }
   std::vector<Tensor> rounded;
   for (size_t i = 0; i < params.size(); ++i) {
-    if (params[i].numel() == 0 || params[i].address() == averages[i].address()) continue;  // it has no average
+    if (params[i].numel() == 0 || params[i].address() == averages[i].address()) continue;  // there is no average
     if (params[i].dtype() != averages[i].dtype()) {
       copied_.emplace_back(params[i], params[i].detach().clone());
       rounded.push_back(averages[i]);

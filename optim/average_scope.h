@@ -26,17 +26,17 @@ class AverageScope {
  public:
   // Throws Error if the optimizer tracks no averages, is in the middle of a step, or has a scope already.
   explicit AverageScope(Optimizer& optimizer);
-  // With averages that are kept elsewhere: averages[i] has the shape of params[i], and the two are swapped. For states
-  // that are spread over processes:
+  // Swaps params[i] with averages[i], which has the same shape. For averages that the optimizer does not hold as a
+  // whole, because its states are spread over processes:
   //   const optim::AverageScope scope(adamw, model.parameters(), sharded.averages());
   AverageScope(Optimizer& optimizer, std::vector<Tensor> params, std::vector<Tensor> averages);
-  // Calls end() and drops its exception. If the device failed there, the averages stay in the parameters, and the
+  // Calls end() and drops its exception. If the device fails in end(), the averages stay in the parameters, and the
   // optimizer's next step throws.
   ~AverageScope();
   AverageScope(const AverageScope&) = delete;
   AverageScope& operator=(const AverageScope&) = delete;
 
-  // The parameters have their own values again. Throws what the device reports.
+  // Swaps back: the parameters have their own values again. Throws what the device reports.
   void end();
 
  private:
@@ -45,7 +45,7 @@ class AverageScope {
 
   Optimizer& optimizer_;
   std::vector<Tensor> values_, averages_;          // swapped element by element
-  std::vector<std::pair<Tensor, Tensor>> copied_;  // of another dtype than their averages: the tensor, a copy of it
+  std::vector<std::pair<Tensor, Tensor>> copied_;  // tensors of another dtype than their averages, with a copy
   bool active_ = false;
 };
 

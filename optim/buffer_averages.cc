@@ -37,7 +37,7 @@ std::vector<Tensor> BufferAverages::averages() const {
   return list;
 }
 
-// A model may be moved or converted after track_average().
+// Throws Error if the model was moved or converted after track_average(), so that an average no longer fits its buffer.
 void BufferAverages::check_fits(const Entry& entry, const char* optimizer, Device device) const {
   const Tensor& buffer = buffers_[entry.buffer];
   if (!(buffer.device() == device && entry.average.device() == device))
@@ -55,7 +55,7 @@ void BufferAverages::queue(const Joined& step, LaunchQueue& queue, const Decisio
   for (const Entry& entry : entries_) check_fits(entry, step.optimizer, device);
   refresh();
 
-  // The scalars of a pass: the factor of gradients, which nothing reads, and the weight.
+  // The scalars of a pass: the factor of gradients (which nothing reads) and the weight. Then a 1, for `always`.
   const Storage scalars = numbers_on(device, {0, 1 - step.decay, 1});
   queue.hold(scalars);
   auto* weight = const_cast<double*>(f64_of(scalars)) + kAverageWeight;

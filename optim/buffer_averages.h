@@ -1,5 +1,5 @@
-// BufferAverages: moving averages of a model's buffers. They join an optimizer's steps, as the averages of parameters
-// do: a step that is skipped or throws does not move them.
+// BufferAverages: moving averages of a model's buffers. They are updated in an optimizer's steps, as the averages of
+// parameters are: a step that is skipped or throws does not update them.
 //
 //   averages.queue(step, queue, decision);   // joined work of a step (step.h)
 //   averages.advance();                      // the step's launches are ready
@@ -41,7 +41,7 @@ class BufferAverages {
   void queue(const Joined& step, LaunchQueue& queue, const Decision* decision);
   void advance();
 
-  // "buffer.<i>.average" and "buffer.updates".
+  // Adds "buffer.<i>.average" and "buffer.updates" to `out`.
   void list_state(std::vector<nn::NamedTensor>& out) const;
   // Loading: list_targets() lists the tensors to write, and note_loaded() is called when they have been written.
   void list_targets(std::vector<nn::NamedTensor>& out, const Tensor& updates) const;
@@ -54,13 +54,13 @@ class BufferAverages {
     size_t buffer;
     Tensor average;
   };
-  void refresh() const;  // an average that no step has moved is a copy of its buffer
+  void refresh() const;  // copies the buffers into averages that no step has updated
   void check_fits(const Entry& entry, const char* optimizer, Device device) const;
 
   std::vector<Tensor> buffers_;
   std::vector<Entry> entries_;
   std::unique_ptr<StepCount> updates_;
-  bool moved_ = false;  // by a step, or loaded
+  bool moved_ = false;  // a step has updated the averages, or they were loaded
 };
 
 }  // namespace rondo::optim

@@ -66,7 +66,7 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
                                "known; clip with Optimizer::step() after backward instead"));
     if (!param.defined() || !param.grad().defined()) continue;
     if (!param.grad().is_contiguous()) param.set_grad(param.grad().contiguous());
-    // Two parameters may have been given one gradient, which would be scaled twice.
+    // Two parameters may have been given one gradient, which would be scaled twice. So the second one gets a copy.
     else if (!seen.insert(param.grad().address()).second && param.numel() > 0) param.set_grad(param.grad().clone());
     const Tensor& grad = grads.emplace_back(param.grad());
     if (!is_floating(grad.dtype())) throw Error("clip_grad_norm_: gradients must be floating point");

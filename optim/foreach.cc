@@ -67,8 +67,8 @@ std::byte* at(void* data, DType dtype, int64_t index) {
 template <class C> void keep_values(const void*, C* const*, const C*, int64_t) {}
 void build_nothing(const void*, LoopValue*, const LoopValue*) {}
 
-// The pass that replaces one over `arrays` in a skipped step: the same operands; it only writes fresh copies and zeroes
-// arrays.
+// Makes the pass that a skipped step runs instead of a pass over `arrays`. It has the same operands, but only writes
+// fresh copies and zeroes arrays. Null if there is nothing to do.
 std::shared_ptr<Foreach> make_if_skipped(std::vector<ArraySpec> arrays) {
   bool any = false;
   Body body{.name = "if_skipped",

@@ -10,7 +10,7 @@
 // Note [Launches]. All pointers are the device's. `launch` enqueues a pass, which runs in stream order. The pass gets
 //   its table by value, and addresses of the scalars and of the step's Decision (step_report.h), which earlier launches
 //   have written by then. Where a device's kernels are generated (BackendTable::generates), every pass is a launch of
-//   generated code. Elsewhere a pass that is not compiled is host code on the stream.
+//   generated code. On other devices, a pass that is not compiled is host code on the stream.
 // Note [Items]. An item is `rows` x `width` elements and a last, shorter row. Most items are a single line of elements.
 //   Rows matter to 8-bit states (a scale for each row), to sums (kept for each row) and to Adafactor's factors (of rows
 //   and columns). Then `width` says where rows end, and work is split between threads at row ends only.
@@ -73,7 +73,7 @@ class Foreach {
   void run_compiled(const ForeachTable& table, const compile::Condition& when) const;
   // Does the part of run_compiled() that may fail, and returns the rest; see compile::TableLaunch::ready.
   absl::AnyInvocable<void()> ready(const ForeachTable& table, const compile::Condition& when) const;
-  // The host's own kernel, in stream order: see launch().
+  // Runs the host's own kernel at once. launch() calls it in stream order.
   void run_eager(const ForeachTable& table) const;
   // The pass that replaces this one in a skipped step: it only writes fresh copies and zeroes arrays. It takes the
   // table of this pass. Null: there is nothing to do.
@@ -97,8 +97,8 @@ class Foreach {
 // Enqueues a pass, which runs if `when` holds at its turn. `eager`: as host code, although there is generated code.
 void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
             const compile::Condition& when = {}, bool eager = false);
-// The pass of a body without context, for a device. There is one for each signature in the process, for work that
-// belongs to no optimizer; it is compiled where that device's kernels are generated. Thread safe.
+// Returns the pass of a body without context, for a device. The process has one such pass for each signature, for work
+// that belongs to no optimizer. It is compiled where that device's kernels are generated. Thread safe.
 std::shared_ptr<Foreach> shared_pass(Device device, const Body& body, std::vector<ArraySpec> arrays);
 
 }  // namespace rondo::optim

@@ -1,4 +1,4 @@
-// From a formula on arrays to a loop kernel (compile/codegen/loop_ir.h): runs the formula's template on LoopValue.
+// Makes a loop kernel (compile/codegen/loop_ir.h) from a formula on arrays: runs the formula's template on LoopValue.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace rondo::optim {
 
-// Arrays and the scales of 8-bit ones.
+// The most operands of a kernel: its arrays, and the scales of its 8-bit arrays.
 inline constexpr int kMaxOperands = 2 * kMaxValues + 2;
 
 // Operands as in ForeachTable. `by_rows`: the kernel walks rows of `row_width` elements (0: of any width), else

@@ -32,7 +32,7 @@ void require_apart(std::vector<Extent>& extents) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.begin, a.list, a.tensor) < std::tie(b.begin, b.list, b.tensor);
   });
-  const Extent *farthest = nullptr, *farthest_written = nullptr;  // of those that begin before
+  const Extent *farthest = nullptr, *farthest_written = nullptr;  // the earlier ones that end last
   for (const Extent& extent : extents) {
     const Extent* const other = extent.written ? farthest : farthest_written;
     if (other != nullptr && extent.begin < other->end) {

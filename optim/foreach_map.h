@@ -35,7 +35,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// The part that does not depend on the lambda: signatures met so far.
+// The part of a ForeachMap that does not depend on the lambda: a pass for each signature that it has met so far.
 class MapPasses {
  public:
   explicit MapPasses(bool compiled) : compiled_(compiled) {}
@@ -116,7 +116,7 @@ template <class Fn> class ForeachMap {
     (take(args), ...);
     passes_.run(body, lists, std::span(numbers).first(number));
   }
-  // Signatures met so far.
+  // The number of signatures that it has met so far.
   int kernels() const { return passes_.kernels(); }
 
  private:

@@ -36,7 +36,7 @@ struct StateSpec {
   bool transient = false;  // exists during a step only
 };
 
-// The shape of a state of a parameter of this shape.
+// Returns the sizes of a state, for a parameter of the sizes `param`.
 Dims sizes_of(const StateSpec& spec, const Dims& param);
 
 // How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
@@ -56,7 +56,7 @@ struct StateInit {
 // because a step needs the addresses of thousands of parameters.
 struct StateArray {
   Tensor values;  // undefined between steps if the spec says transient
-  Tensor scales;  // of 8-bit values, otherwise undefined
+  Tensor scales;  // the scales of 8-bit values, otherwise undefined
   std::byte* values_data = nullptr;
   std::byte* scales_data = nullptr;
   void locate();  // sets the addresses
@@ -83,7 +83,7 @@ struct Sweep {
 };
 
 // The scalars of a formula: everything that changes from step to step. The host knows most of them. A program computes
-// those that depend on the parameter's step, which is 1 for the first; only the device knows it.
+// those that depend on the parameter's step count (1 in its first step), which only the device knows.
 struct ScalarRule {
   std::array<double, kMaxScalars - kFirstScalar> values = {};
   // In: the factor of the gradients, then the step. Out: the factor, then `writes` (formula_code.h: StepProgram). Null:

@@ -28,7 +28,7 @@ struct NoteOverflow {
 
 const double* written(Tensor& value) { return reinterpret_cast<const double*>(value.mutable_address()); }
 
-// In and out: the scale, the good steps, the skipped iterations, whether this one has overflowed.
+// In and out: the scale, the good steps, the skipped iterations, whether this iteration has overflowed.
 // Numbers: growth_factor, backoff_factor, growth_interval, the smallest and the largest scale.
 struct UpdateScale {
   static constexpr size_t kIn = 4, kNumbers = 5, kOut = 4;

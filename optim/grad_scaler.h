@@ -38,11 +38,10 @@ class GradScaler {
   GradScaler& operator=(const GradScaler& other);
   ~GradScaler();
 
-  // loss * get_scale(), in the loss's dtype.
-  // The first loss or step() decides on which device the values are. Throws Error if a later loss, or the parameters of
-  // a later step(), are on another device.
+  // Returns loss * get_scale(), in the loss's dtype. The first loss or step() decides on which device the scale and its
+  // history are. Throws Error if a later loss, or the parameters of a later step(), are on another device.
   Tensor scale(TensorArg loss);
-  // optimizer.step() for the gradients of a scaled loss. With several optimizers, call it once for each before
+  // Calls optimizer.step() for the gradients of a scaled loss. With several optimizers, call it once for each before
   // update().
   optim::StepReport step(optim::Optimizer& optimizer, optim::StepOptions options = {},
                          std::source_location where = std::source_location::current());
@@ -54,9 +53,9 @@ class GradScaler {
 
   // Copies: "scale", "growth_factor" and "backoff_factor" f64, "growth_interval", "growth_tracker" and "skipped" i64.
   nn::StateDict state_dict() const;
-  // Restores all of these. States of earlier versions lack the factors and the interval: then the scaler's own stay.
-  // Throws nn::StateDictError, before anything is changed, if another value is missing, is not a number of its dtype,
-  // or is refused by the constructor.
+  // Restores all values of state_dict(). States of earlier versions lack the factors and the interval: then the scaler
+  // keeps its own. Throws nn::StateDictError, before anything is changed, if another value is missing, is not a number
+  // of its dtype, or is refused by the constructor.
   void load_state_dict(const nn::StateDict& state);
 
  private:

@@ -39,13 +39,14 @@ class LaunchQueue {
   // False: add() launches at once, for work that changes nothing that lasts. True after start().
   void keep(bool kept) { keeps_ = kept; }
 
-  // An empty table, for the next add(); valid until start().
+  // Returns an empty table for the next add(). It is valid until start().
   ForeachTable& table();
-  // A launch of `pass` on the last table(). It runs if `when` holds at its turn.
+  // Adds a launch of `pass` on the last table(). It runs if `when` holds at its turn.
   void add(std::shared_ptr<const Foreach> pass, const compile::Condition& when = {}, bool eager = false);
-  // The same for a step that may be skipped: adds `pass`, and the pass that replaces it then (Foreach::if_skipped).
+  // For a step that may be skipped: adds `pass`, and the pass that replaces it in a skipped step (Foreach::if_skipped).
   void add(const std::shared_ptr<const Foreach>& pass, const Decision* decision, bool eager = false);
-  // A function that submit() calls between the launches, in order of addition. It may not need memory or load code.
+  // Adds a function that submit() calls between the launches, in order of addition. It may not need memory or load
+  // code.
   void add(absl::AnyInvocable<void()> work);
   // Keeps memory that launches point to.
   void hold(Storage memory) { held_.push_back(std::move(memory)); }

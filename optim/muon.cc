@@ -13,8 +13,8 @@
 namespace rondo::optim {
 namespace {
 
-// x (rows <= columns, spectral norm at most 1) with its singular values moved towards 1: the quintic iteration of the
-// post.
+// Returns x (rows <= columns, spectral norm at most 1) with its singular values moved towards 1, by the quintic
+// iteration of the post (muon.h).
 Tensor newton_schulz(Tensor x, const std::array<double, 3>& coefficients, int steps) {
   const auto [a, b, c] = coefficients;
   for (int i = 0; i < steps; ++i) {
@@ -77,7 +77,7 @@ struct Muon::Iterations {
 };
 
 Tensor Muon::Iterations::operator()(const Tensor& matrix, const MuonOptions& o, bool compiled) {
-  Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // of the norm
+  Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // the inverse of the norm
   auto* at = reinterpret_cast<double*>(inverse.mutable_address());
   const NormOperand all[] = {{matrix.address(), matrix.dtype(), matrix.numel()}};
   enqueue_sum_of_squares(matrix.device(), all, at);

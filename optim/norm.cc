@@ -25,7 +25,7 @@ constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
 constexpr int kWidth = 8, kVectors = kLanes / kWidth;
 using Lanes = double __attribute__((vector_size(kWidth * sizeof(double))));
 
-// One block of Note [Row order].
+// Adds the elements of one block to the totals, as Note [Row order] says.
 template <bool kSquare, class T> void add_block(const T* values, int64_t n, double (&totals)[kLanes]) {
   Lanes sums[kVectors] = {};
   int64_t i = 0;
@@ -74,7 +74,7 @@ double sum_of_squares(std::span<const NormOperand> operands) {
                       std::min(kNormRow, o.n - at)});
   }
   std::vector<double> sums(rows.size());
-  // Rows may be small: each thread gets enough of them to be worth it.
+  // Rows may be small, so each thread gets as many rows as are worth a thread.
   const auto n = static_cast<int64_t>(rows.size());
   const int64_t grain = std::max<int64_t>(1, n * kGrain / std::max<int64_t>(elements, 1));
   parallel_for(n, grain, [&](int64_t begin, int64_t end) {

@@ -120,7 +120,7 @@ namespace {
 
 using VisitOptions = absl::FunctionRef<void(OptionVisitor visitor)>;
 
-// The option "lr" of a group. `visit` visits the options of the group.
+// Returns the option "lr" of a group. `visit` visits the options of the group.
 double& lr_among(const Optimizer& optimizer, int group, VisitOptions visit) {
   if (group < 0 || group >= optimizer.n_groups())
     throw Error(absl::StrCat(optimizer.name(), ": group ", group, " of ", optimizer.n_groups(), " does not exist"));

@@ -54,8 +54,9 @@ template <class Options> struct ParamGroup {
   Options options = {};
 };
 
-// Two groups, as GPT-2 and nanoGPT train: tensors of rank 2 and more decay as `options` say, biases and the weights of
-// norms do not. Both groups are there even if one has no parameter, so there are always two schedules.
+// Returns two groups, as in the training of GPT-2 and nanoGPT: tensors of rank 2 and more decay as `options` say,
+// biases and the weights of norms do not. Both groups exist even if one has no parameter, so there are always two
+// schedules.
 //
 //   optim::AdamW optimizer(optim::decay_groups(model.parameters(), optim::AdamWOptions{.weight_decay = 0.1}));
 template <class Options>
@@ -93,7 +94,7 @@ struct AverageOptions {
   // min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage.
   bool warmup = false;
   // Buffers of the model (running statistics). Floating-point ones are averaged with the parameters, in their compute
-  // dtype. They must be written in place and never replaced, as nn::Module's are.
+  // dtype. They must be written in place and never replaced, as nn::Module does with its buffers.
   std::vector<Tensor> buffers = {};
 };
 
@@ -128,41 +129,44 @@ class Optimizer {
   using Schedule = std::function<double(int64_t step)>;
   void set_lr(const std::vector<Schedule>& schedules, int64_t step);
 
-  // From now on every step moves an average of each parameter: average += (1 - decay) (param - average), where a 16-bit
-  // parameter counts with its value before rounding. An average starts as a copy of its parameter, taken at the first
-  // step, so weights loaded before that step are seen. Averages are part of the state dict, in the compute dtype. To
-  // evaluate with them: AverageScope (average_scope.h). A later call changes the decay and the warm-up, and
-  // may add buffers if there are none. The average of a buffer starts as its value at the first step. Throws Error if a
-  // buffer is undefined, not contiguous, or on another device, or if it shares memory with a parameter or another
-  // buffer.
+  // From now on every step updates a moving average of each parameter: average += (1 - decay) (param - average). A
+  // 16-bit parameter counts with its value before rounding. The average of a parameter starts as a copy of it, taken at
+  // the first step, so weights loaded before that step are seen. The average of a buffer starts as its value at the
+  // first step. Averages are part of the state dict, in the compute dtype. To evaluate with them: AverageScope
+  // (average_scope.h). A later call changes the decay and the warm-up, and may add buffers if there are none. Throws
+  // Error if a buffer is undefined, not contiguous, or on another device, or if it shares memory with a parameter or
+  // another buffer.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
-  // In the order of the parameters; updated in place. The average of a frozen parameter without state is the parameter
-  // itself (it shares the memory).
+  // Returns the averages in the order of the parameters. Steps update these tensors in place. The average of a frozen
+  // parameter without state is the parameter itself (it shares the memory).
   std::vector<Tensor> averages() const;
-  // In the order of AverageOptions::buffers. For a buffer that is not floating-point: the buffer itself.
+  // Returns the averages of AverageOptions::buffers, in their order. For a buffer that is not floating-point: the
+  // buffer itself.
   std::vector<Tensor> buffer_averages() const;
   // From now on every step also writes copies of the parameters in `dtype` (bf16 or f16), for a forward that reads
   // copies. (Autocast needs no such call: steps write the copies that it uses, runtime/ops/lowered.h.)
   void keep_copies(DType dtype);
-  // In the order of the parameters; updated in place, always the same tensors. Copies are not part of the state dict.
-  // This call and load_state_dict() rewrite the copies of parameters that something else has written, such as the
-  // loading of a model.
+  // Returns the copies in the order of the parameters: always the same tensors, which steps update in place. Copies are
+  // not part of the state dict. This call and load_state_dict() rewrite the copies of parameters that something else
+  // has written, such as the loading of a model.
   std::vector<Tensor> copies() const;
 
-  // For parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
-  // for 8-bit states "state.<i>.<name>.scale", and "state.<i>.master" if it has an f32 weight. If averages are tracked:
-  // "state.<i>.average", "average.decay" and "average.warmup" f64, and for their floating-point buffers
-  // "buffer.<i>.average" and one "buffer.updates" i64. For each group: "group.<g>.params" i64 (their number) and
-  // "group.<g>.<option>" f64, every option (option_list.h) but `masters`. The state tensors share memory with the
-  // optimizer, step counts excepted.
+  // The state dict has
+  // - for parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
+  //   for 8-bit states "state.<i>.<name>.scale", and "state.<i>.master" if it has an f32 weight;
+  // - if averages are tracked: "state.<i>.average", "average.decay" and "average.warmup" f64, and for their
+  //   floating-point buffers "buffer.<i>.average" and one "buffer.updates" i64;
+  // - for each group: "group.<g>.params" i64 (the number of its parameters) and "group.<g>.<option>" f64, every option
+  //   (option_list.h) but `masters`.
+  // The state tensors share memory with the optimizer, step counts excepted.
   nn::StateDict state_dict() const;
   // Restores state and options, as PyTorch does: lr, betas, maximize and nesterov are those of `state` afterwards. A
   // parameter without state in `state` has none afterwards. Throws nn::StateDictError, before anything is changed, if
   // the state does not fit, if an option is out of range, or if an option differs that decides which states there are:
-  // amsgrad, centered, the format, whether momentum is 0. Make the optimizer with the same values of these.
-  // States of earlier versions lack flags (maximize, nesterov, ...) and the decay of averages: then the optimizer's own
-  // stay. States without f32 weights load: the weights are made from the parameters at the next step, and the call
+  // amsgrad, centered, the format, whether momentum is 0. Make the optimizer with the same values of these options.
+  // States of earlier versions lack flags (maximize, nesterov, ...) and the decay of averages: then the optimizer keeps
+  // its own. States without f32 weights load: the weights are made from the parameters at the next step, and the call
   // warns once. With `masters` = false, f32 weights in `state` are ignored.
   void load_state_dict(const nn::StateDict& state);
 
@@ -205,7 +209,8 @@ class Optimizer {
     Tensor scalar(size_t k) const { return Tensor::over(values, static_cast<int64_t>(position(k)), {}, {}, kF64); }
   };
   // Enqueues work for one parameter, and reads nothing on the host: Note [Steps]. Work that changes a state goes into
-  // the queue; other work runs at once. So do earlier sweeps, which may change only transient states (launch_queue.h).
+  // the queue. All other work runs at once, and so do earlier sweeps, which may change only transient states
+  // (launch_queue.h).
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
   bool compiled() const;  // optim::compile was called
 

@@ -36,12 +36,12 @@ struct OptimizerState {
   double average_decay = 0;
   bool average_warmup = false;
   std::unique_ptr<BufferAverages> buffers;  // null: none are averaged
-  bool averages_swapped = false;            // an AverageScope has put them into the parameters
+  bool averages_swapped = false;            // an AverageScope has put the averages into the parameters
   std::unique_ptr<StepCount> skipped;       // null: no step has measured its gradients
 
   StepPasses passes;
   std::vector<Signature> signatures;
-  bool zero_grad = false;  // what `signatures` were made for
+  bool zero_grad = false;  // the option for which `signatures` were made
   LaunchQueue queue;       // empty between steps. It lives on because its tables keep their memory
 
   bool at_seams = false;  // an UpdateAtSeams makes the steps
@@ -52,7 +52,7 @@ struct OptimizerState {
   // For processes that train one model (step_facts.cc).
   std::shared_ptr<const std::vector<std::string>> fact_names;  // null: not made yet
   bool states_loaded = false;                                  // since the last step; its facts do not cover them
-  std::optional<UpdateFacts> loaded_facts;                     // the same for whole parameters, if slots are pieces
+  std::optional<UpdateFacts> loaded_facts;                     // facts of the loaded whole states, if slots are pieces
 
   Device device() const { return slots[0].param.device(); }
 };
@@ -66,7 +66,8 @@ void check_between_steps(const char* optimizer, const OptimizerState& state, con
 void check_not_swapped(const char* optimizer, const OptimizerState& state, const char* what);
 void check_not_sharded(const char* optimizer, const OptimizerState& state, const char* what, const char* instead);
 
-// Brings averages that no step has moved, and copies, up to date with parameters that something else has written.
+// For parameters that something else has written: copies them into their 16-bit copies, and into their averages if no
+// step has updated these.
 void refresh(std::vector<ParamSlot>& slots);
 
 }  // namespace rondo::optim

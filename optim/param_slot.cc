@@ -22,7 +22,7 @@ bool has_scales(StateFormat format, const StateSpec& spec, const Tensor& param) 
          param.numel() >= kMin8BitElements;
 }
 
-// An array whose elements are all `init.value`.
+// Makes an array whose elements are all `init.value`.
 StateArray make_array(const StateInit& init, const StateSpec& spec, const Tensor& param) {
   StateArray array;
   const Dims sizes = sizes_of(spec, param.sizes());

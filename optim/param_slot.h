@@ -98,7 +98,7 @@ struct ParamSlot {
   Tensor average;  // undefined: not tracked, or the parameter is frozen and has no state
   std::byte* average_data = nullptr;
   Contents average_copied;     // the parameter's contents when `average` was copied from it
-  bool average_moved = false;  // a step that may have moved `average` was made, or it was loaded: no longer a copy
+  bool average_moved = false;  // a step may have updated `average`, or it was loaded: it is no longer a copy
   Tensor copy;                 // 16 bits; undefined: not kept
   Contents copy_of;            // the parameter's contents when `copy` was written
 
@@ -108,7 +108,7 @@ struct ParamSlot {
 
   ParamState new_state(std::shared_ptr<StepCount> count) const;
   bool wants_master() const { return init.masters && is_low_precision(param.dtype()); }
-  // What a step updates.
+  // The tensor that a step updates.
   const Tensor& weights() const { return master.defined() ? master : param; }
   void make_master();
   void drop_master();
@@ -117,7 +117,7 @@ struct ParamSlot {
   void make_average();
   // Copies the parameter into an average that no step has moved, if the parameter was written since.
   void refresh_average();
-  // As above, for the 16-bit copy.
+  // Copies the parameter into its 16-bit copy, if the parameter was written since.
   void refresh_copy();
 };
 

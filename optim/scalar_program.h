@@ -33,7 +33,7 @@
 
 namespace rondo::optim {
 
-// The pass that runs a program: one for each program and device.
+// Returns the pass that runs a program. There is one for each program and device.
 inline std::shared_ptr<Foreach> scalar_pass(Device device, const Body& program) {
   return shared_pass(device, program, std::vector<ArraySpec>(static_cast<size_t>(program.n_values), {.dtype = kF64}));
 }
@@ -48,7 +48,7 @@ inline void add_call(ForeachTable& table, const Foreach& pass, std::initializer_
   size_t k = 0;
   for (const double* value : values) operands[k++] = const_cast<double*>(value);
 }
-// A launch of one call.
+// Launches a program with one call.
 inline void call_program(Device device, const Body& program, std::initializer_list<const double*> values,
                          const double* numbers, const compile::Condition& when = {}) {
   const std::shared_ptr<Foreach> pass = scalar_pass(device, program);

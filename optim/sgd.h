@@ -32,7 +32,7 @@ template <bool kMomentum> struct SGDFormula {
     T direction = scalar::fma(l2, param, grad * sign);
     if constexpr (kMomentum) {
       states[0] = scalar::fma(momentum, states[0], grad_weight * direction);
-      // Nesterov's direction is grad + momentum * buffer. Otherwise it is the buffer.
+      // With nesterov, the direction is grad + momentum * buffer. Without, it is the buffer.
       direction = scalar::fma(ahead_buffer, states[0], ahead_grad * direction);
     }
     param = scalar::fma(-lr, direction, param);

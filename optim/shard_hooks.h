@@ -26,7 +26,8 @@ class ShardHooks {
   virtual void after_step() = 0;
   // True if some process has a gradient in this step. The answer is the same in every process.
   virtual bool has_gradients() const = 0;
-  // The source that tells an UpdateAtSeams when the gradients of slots are final. Its steps do not call before_step().
+  // The source that tells an UpdateAtSeams when the gradients of slots are final. The steps of an UpdateAtSeams do not
+  // call before_step().
   virtual GradientSource& source() = 0;
   // Returns the slots of a parameter of the model.
   virtual std::vector<size_t> slots_of(const Tensor& parameter) const = 0;

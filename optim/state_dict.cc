@@ -151,7 +151,7 @@ class Optimizer::LoadedState {
   std::shared_ptr<StepCount> count_of(const std::string& key) {
     const auto found = given_.find(key);
     const bool fits = found != given_.end() && found->second.defined() && found->second.dtype() == kI64 &&
-                      found->second.numel() == 1;  // otherwise load_tensors() refuses it
+                      found->second.numel() == 1;  // if it does not fit, load_tensors() refuses it
     const int64_t steps = fits ? found->second.item<int64_t>() : 0;
     std::shared_ptr<StepCount>& count = counts_[steps];
     if (count == nullptr) count = std::make_shared<StepCount>(steps, optimizer_.device());
@@ -168,7 +168,7 @@ class Optimizer::LoadedState {
       report_.mismatched.push_back(absl::StrCat(key, ": ", n_params, " wanted, ", found->second.item(), " given"));
   }
 
-  // Older files lack these options.
+  // Reads an option of the averages. Files of earlier versions lack these options: then the optimizer keeps its own.
   template <class Allows> void read_average_option(const char* key, const Tensor& target, Allows allows) {
     const auto found = given_.find(key);
     if (!now_.averaging || found == given_.end()) return;
@@ -193,7 +193,7 @@ class Optimizer::LoadedState {
   Optimizer& optimizer_;
   OptimizerState& now_;
   nn::StateDict given_;
-  std::vector<ParamSlot> slots_;  // as they will be
+  std::vector<ParamSlot> slots_;  // the slots as they will be after loading
   std::vector<nn::NamedTensor> targets_;
   nn::StateDictReport report_;
   std::map<int64_t, std::shared_ptr<StepCount>> counts_;
@@ -224,7 +224,7 @@ class Optimizer::LoadedState::Options {
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
 
-  // For load_tensors(), which knows what is missing and of which dtype.
+  // The tensors that load_tensors() is to fill. It reports those that are missing or have another dtype.
   const std::vector<nn::NamedTensor>& targets() const { return targets_; }
 
   void check(const std::vector<ParamSlot>& slots, nn::StateDictReport& report) {
@@ -262,7 +262,8 @@ class Optimizer::LoadedState::Options {
     auto entry = entries(group).begin();
     optimizer_.visit_options(group, [&](std::string_view, Saved, double& value) { value = *entry++.*of; });
   }
-  // REQUIRES: the given options are set. An option that cannot have the given value shows another one.
+  // Reports the given values that an option cannot have: such an option shows another value after it was set. REQUIRES:
+  // the given options are set.
   void check_values(int group, nn::StateDictReport& report) {
     auto entry = entries(group).begin();
     optimizer_.visit_options(group, [&](std::string_view, Saved, double& value) {

@@ -22,7 +22,7 @@
 namespace rondo::optim {
 namespace {
 
-// A model may be converted after its first step.
+// Throws Error if the model was converted after its first step, so that the state no longer fits the parameter's dtype.
 void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
   const Tensor& param = slot.param;
   const bool wide = compute_dtype(param.dtype()) == kF64;
@@ -42,7 +42,7 @@ void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
   slot.fits = param.dtype();
 }
 
-// The parameter of slot i, its gradient or its state is not on the device of slot 0.
+// Throws Error: the parameter of slot i, its gradient or its state is not on the device of slot 0.
 [[noreturn]] void throw_two_devices(const Optimizer& optimizer, const ParamSlot& slot, size_t i) {
   const std::string here = to_string(slot.param.device());
   if (!(slot.param.device() == optimizer.device()))
@@ -265,8 +265,8 @@ void Step::update(bool zero_grad, JoinedWork joined) {
   state_.queue.submit();
   for (StepUpdate& u : updates_) {
     if (u.copy.defined()) amp::set_copy(u.slot->param, u.copy);
-    // The pass has zeroed the copy that it read. The copy replaces a gradient that is not contiguous, whose elements
-    // may share memory (stride 0), or that another parameter has, too.
+    // The pass has zeroed the copy that it read. A copy was made of a gradient that is not contiguous (its elements may
+    // share memory: stride 0), or that two parameters share. The copy now replaces this gradient.
     if (zero_grad && u.dense_grad.defined()) u.slot->param.set_grad(u.dense_grad);
   }
 }

@@ -31,17 +31,18 @@ class Step {
   [[noreturn]] static void throw_no_gradients(const Optimizer& optimizer);
   // Warns once that the loaded state lacks f32 weights of 16-bit parameters.
   static void say_no_masters(const Optimizer& optimizer);
-  // Optimizer::step(), with work that joins it. `where`: the line of the call.
+  // Does what Optimizer::step() does, with launches that join the step. `where`: the line of the call.
   static StepReport run(Optimizer& optimizer, const StepOptions& options, std::source_location where,
                         JoinedWork joined = no_joined_work);
 
-  // The options of the step and of the groups (update_facts.h). If states were loaded since the last call, also hashes
-  // of the states, which are read from the device.
+  // Returns the options of the step and of the groups (update_facts.h). If states were loaded since the last call, also
+  // returns hashes of the states, which are read from the device.
   static UpdateFacts facts_of(Optimizer& optimizer, const StepOptions& options);
-  // The position of the fact which slots were updated. facts_of() sets it to 0, UpdateAtSeams to hash_of() of them.
+  // The index in UpdateFacts::numbers of a number that says which slots were updated. facts_of() sets it to 0, and
+  // UpdateAtSeams to hash_of() of the updated slots.
   static constexpr size_t kUpdatedFact = 1;
   static double hash_of(const std::vector<bool>& updated);
-  // The hashes of the states in a state_dict() of whole parameters.
+  // Returns the hashes of the states in a state_dict() of whole parameters.
   static UpdateFacts facts_of_states(const char* optimizer, const nn::StateDict& state);
 
   explicit Step(Optimizer& optimizer);
@@ -52,8 +53,8 @@ class Step {
   UpdateListener* listener() const;
   // Enqueues the computation of the Decision, and before that the norm of the gradients if the options need it.
   void decide(const StepOptions& options);
-  // Updates what was collected. Each parameter has its own items in the passes, so all at once and some at a time give
-  // the same bits. REQUIRES: decide().
+  // Updates what was collected. Each parameter has its own items in the passes, so one update of all parameters and
+  // several updates of a few give the same bits. REQUIRES: decide().
   void update(bool zero_grad, JoinedWork joined = no_joined_work);
   // Updates the moving averages of buffers, if there are any. Call it once per step, even if several update() calls
   // make the step.

@@ -84,7 +84,8 @@ void StepLaunches::make_states() {
   }
 }
 
-// The pass zeroes each gradient that it has read. If two parameters share one, the second reads a copy.
+// The pass zeroes each gradient that it has read. If two parameters share a gradient, the second one reads a copy of
+// it.
 void StepLaunches::copy_shared_gradients() {
   HashSet<const void*> read;
   for (StepUpdate& u : updates_) {
@@ -199,7 +200,7 @@ void StepLaunches::queue_program(const Signature& signature, size_t sweep) {
   state_.queue.add(pass, compile::Condition{&decided()->updates, 1});
 }
 
-// One number for each row and sum of a parameter: all rows of the first sum, then all rows of the second.
+// Allocates one number for each row and sum of a parameter: all rows of the first sum, then all rows of the second.
 void StepLaunches::make_room_for_sums(const Signature& signature, size_t sweep) {
   const int n_sums = signature.plan->sweeps[sweep].body.n_sums;
   if (n_sums == 0) return;
@@ -215,7 +216,7 @@ void StepLaunches::make_room_for_sums(const Signature& signature, size_t sweep) 
   state_.queue.hold(sums_);
 }
 
-// The operands of every item, in the order of arrays_of(). A plan with matrices has an item for each matrix.
+// Writes the operands of every item, in the order of arrays_of(). A plan with matrices has an item for each matrix.
 void StepLaunches::fill_table(ForeachTable& table, const Signature& signature, size_t sweep) const {
   const UpdatePlan& plan = *signature.plan;
   const Foreach& pass = *signature.sweeps[sweep];

@@ -45,10 +45,10 @@ class StepLaunches {
  private:
   // Parameters that had the same count before the step.
   struct Cohort {
-    std::shared_ptr<StepCount> before, after;  // one count if all of its sharers are updated
+    std::shared_ptr<StepCount> before, after;  // the same count if all of its sharers are updated
     size_t size = 0;                           // the parameters that this step updates
   };
-  // Parameters with the same scalars: those of one group and one cohort, or one parameter that has its own.
+  // Parameters with the same scalars: those of one group and one cohort, or a single parameter with scalars of its own.
   struct Row {
     size_t cohort, group;
     const Tensor* own;  // the only parameter, if it has scalars of its own
@@ -82,7 +82,7 @@ class StepLaunches {
   std::vector<Cohort> cohorts_;
   absl::InlinedVector<Row, 4> rows_;
   Storage values_;  // kRowValues for each row, then the number 1
-  Storage sums_;    // of the previous sweep: make_room_for_sums()
+  Storage sums_;    // the sums of the previous sweep: make_room_for_sums()
 };
 
 }  // namespace rondo::optim

@@ -26,8 +26,8 @@ std::shared_ptr<Foreach> StepPasses::pass_for(const char* optimizer, Device devi
 
 void StepPasses::compile_one(const char* optimizer, Device device, Foreach& pass) {
   if (pass.compiled()) return;
-  // On a device that runs no host code there is no eager pass to fall back on. There no stance postpones compilation,
-  // and kFailOnRecompile refuses it only if optim::compile() was called.
+  // A device that runs no host code has no eager pass to fall back on. So no stance postpones the compilation of its
+  // passes, and kFailOnRecompile refuses a compilation only if optim::compile() was called.
   const compile::Stance stance = compile::stance();
   postponed_ = runs_host_code(device) &&
                (stance == compile::Stance::kForceEager || (stepped_ && stance == compile::Stance::kEagerOnRecompile));

@@ -15,8 +15,9 @@ namespace rondo::optim {
 
 class StepPasses {
  public:
-  // The pass of this formula on these arrays. `optimizer`: a name for messages. The pass is compiled if the optimizer
-  // is, or if the device has generated kernels only. Throws Error if the stance (compile.h) forbids a new kernel.
+  // Returns the pass of this formula on these arrays. `optimizer`: a name for messages. The pass is compiled if the
+  // optimizer is compiled, or if the device has generated kernels only. Throws Error if the stance (compile.h) forbids
+  // a new kernel.
   std::shared_ptr<Foreach> pass_for(const char* optimizer, Device device, const Body& body,
                                     std::vector<ArraySpec> arrays);
   // From now on passes are compiled: the existing and new ones.

@@ -17,7 +17,7 @@ Body count_step();
 // The weight of a parameter in its average during the warm-up: AverageOptions::warmup. In: the step, 1 - decay. Out:
 // the weight.
 Body warm_average();
-// The body of a pass, not a program. Values: an average, then the buffer that it follows. Scalars: those that every
+// The body of a pass, not a program. Values: an average, then the buffer that is averaged. Scalars: those that every
 // pass has (formula.h).
 Body average_of_buffer();
 

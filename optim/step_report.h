@@ -20,7 +20,7 @@ struct Decision {
   double norm;     // of the unscaled gradients before clipping; NaN: not measured
   double factor;   // the gradients are multiplied by it: unscales and clips
   double updates;  // 1, or 0: the step changes no parameter and no state
-  double skipped;  // 1: because the norm is not finite
+  double skipped;  // 1: the step is skipped, because the norm is not finite
 
   // `values`: the four numbers, f64. Waits for the device, and throws the error if a kernel found its data wrong.
   static Decision read(const Tensor& values) {

@@ -24,8 +24,8 @@ void StepLaunches::prepare_scalars() {
   if (state_.averaging && state_.average_warmup) queue_warm_averages();
 }
 
-// Parameters of one group that have one count share their scalars, unless each has its own
-// (UpdatePlan::own_scalars). If only some of the parameters of a count are updated, these get a new one.
+// Parameters of one group that have one count share their scalars, unless each has its own (UpdatePlan::own_scalars).
+// If only some of the parameters of a count are updated, these get a new count.
 void StepLaunches::sort_into_rows() {
   for (StepUpdate& u : updates_) {
     const ParamSlot& slot = *u.slot;
@@ -63,7 +63,8 @@ void StepLaunches::upload_scalars(const absl::InlinedVector<ScalarRule, 2>& rule
   values_ = numbers_on(device_, values);
 }
 
-// The next value of a count is written even if the step is skipped.
+// Runs even if the step is skipped, because the two places of a count swap in any case. Then the new value is the old
+// one.
 void StepLaunches::queue_counts() {
   const compile::Condition always{row(rows_.size()), 1};
   const std::shared_ptr<Foreach> counting = scalar_pass(device_, count_step());
@@ -73,7 +74,7 @@ void StepLaunches::queue_counts() {
   state_.queue.add(counting, always);
 }
 
-// The scalars that depend on the count: one launch for each program.
+// Queues the programs that compute the scalars that depend on the count: one launch for each program.
 void StepLaunches::queue_rules(const absl::InlinedVector<ScalarRule, 2>& rules) {
   const auto program_of_row = [&](const Row& row) { return &program_of(rules[row.group]); };
   absl::InlinedVector<const RowProgram*, 2> programs;

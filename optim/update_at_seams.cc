@@ -48,14 +48,14 @@ struct UpdateAtSeams::State {
   UpdateReport end_step();
 
   Optimizer& optimizer;
-  OptimizerState& kept;  // the optimizer's, between steps
+  OptimizerState& kept;  // the optimizer's state between steps
   const UpdateAtSeamsOptions options;
   GradientSource* const source;  // null: the seams of the model
   std::unordered_map<const TensorImpl*, size_t> slot_of;
   std::vector<Tensor> claimed;
   std::vector<std::pair<Tensor, int64_t>> hooks;
   std::unique_ptr<Seams> seams;  // without a source
-  int64_t listener = 0;          // of the source
+  int64_t listener = 0;          // the id of this listener at the source
   std::vector<bool> updated;     // by slot of the optimizer, in this step
   UpdateReport report;
   UpdateListener* told = nullptr;  // gets `facts` when the step ends: update_facts.h
@@ -79,7 +79,8 @@ UpdateAtSeams::State::State(Optimizer& optimizer, UpdateAtSeamsOptions options, 
   follow_slots();
 }
 
-// The slots become pieces of parameters when a ShardedOptimizer cuts them, between two steps.
+// Rebuilds slot_of if the slots have changed: between two steps, a ShardedOptimizer may cut them into pieces of
+// parameters.
 void UpdateAtSeams::State::follow_slots() {
   if (updated.size() == kept.slots.size() && slot_of.contains(kept.slots[0].param.impl())) return;
   slot_of.clear();
@@ -102,7 +103,7 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
           kWho, ": ", other,
           " averages these gradients after their seams; make it from that: UpdateAtSeams(ddp, optimizer)"));
   state->claim(parameters);
-  // These hooks run before those of the seams, so no parameter is updated when its gradient is first final.
+  // These hooks run before those of the seams. So when a gradient is final for the first time, they see no update yet.
   for (const Tensor& p : parameters)
     state->hooks.emplace_back(
         p, autograd::on_accumulated(p, [state, slot = state->slot_of.at(p.impl())] {
@@ -197,8 +198,8 @@ UpdateReport UpdateAtSeams::State::end_step() {
     if (options.drop_grads && !options.step.zero_grad) kept.shards->zero_grad(/*set_to_none=*/true);
   }
   report.without_gradient = std::count(updated.begin(), updated.end(), false);
-  // After a failure in one process, other blocks may be updated there than elsewhere: the comparison of facts finds it.
-  // With shards each process has slots of its own.
+  // After a failure, one process may have updated other blocks than the other processes: the comparison of the facts
+  // finds this. With shards each process has slots of its own, so this fact is not compared.
   if (facts && kept.shards == nullptr) facts->numbers[Step::kUpdatedFact] = Step::hash_of(updated);
   updated.assign(updated.size(), false);
   if (kept.mid_step) {

@@ -79,7 +79,8 @@ class UpdateAtSeams {
   // of it are updated; false if there are none.
   bool is_updated(const Tensor& parameter) const;
 
-  // While it lives, backward only adds to the gradients. (With a GradientSource use the source's: DDP has no_sync().)
+  // While it lives, backward only adds to the gradients. With a GradientSource, use the scope of the source instead:
+  // no_sync() of DistributedDataParallel.
   class [[nodiscard]] NoUpdate {
    public:
     explicit NoUpdate(UpdateAtSeams& updates);
@@ -102,8 +103,8 @@ class UpdateAtSeams {
 // Note [Beside step()]. The differences:
 // - Options that need all gradients before the first update are refused: max_norm, grad_scale, check_finite, a
 //   GradScaler and clip_grad_norm_. So a gradient that is not finite reaches its parameter.
-// - During a step no option of the optimizer can be set, and its state cannot be saved or loaded: Error. So is a second
-//   backward that adds to an updated parameter's gradient.
+// - During a step no option of the optimizer can be set, and its state cannot be saved or loaded: these calls throw
+//   Error. A second backward throws Error, too, if it adds to the gradient of a parameter that is updated already.
 // - Updates write parameters that the tape has saved: another backward through the same graph (retain_graph) throws
 //   StaleTensorError. A parameter that several checkpoints (autograd) use is updated when all of them have run again. A
 //   checkpoint that reads a parameter only through detach() is not noticed.

@@ -52,7 +52,8 @@ void AverageDelivery::deliver(size_t b) try {
   throw;
 }
 
-// Host memory: reads the tag (Note [Tags] in bucket_reducer.h). Returns false if the average must not be used.
+// For gradients in host memory: reads the bucket's tag (Note [Tags] in bucket_reducer.h). Returns false if the bucket's
+// average must not be used.
 bool AverageDelivery::is_usable(size_t b, const BucketReducer& reducer) {
   const BucketReducer::TagStatus status = reducer.read_tag(step_.number, b, step_.group.world_size());
   if (status == BucketReducer::TagStatus::kNotReduced)
@@ -61,7 +62,8 @@ bool AverageDelivery::is_usable(size_t b, const BucketReducer& reducer) {
   return status == BucketReducer::TagStatus::kValid;
 }
 
-// `flags`: for each slot, whether some rank has a gradient. Empty: uses whether this rank has one instead.
+// `flags`: for each slot of the bucket, whether some rank has a gradient. If `flags` is empty, delivers the slots for
+// which this rank has a gradient.
 void AverageDelivery::deliver_to_grads(BucketReducer& reducer, const std::vector<bool>& flags) {
   std::vector<Tensor> final_ones;
   for (size_t k = 0; k < reducer.parameters().size(); ++k) {

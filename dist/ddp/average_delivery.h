@@ -27,12 +27,12 @@ class AverageDelivery {
   int64_t add_listener(Listener listener);
   void remove_listener(int64_t id);
 
-  // Host memory: delivers the averages that have come back by now, if a listener or a taker wants them before finish().
-  // The time of delivery differs from run to run; the result does not.
+  // For gradients in host memory: delivers the averages that have arrived so far, if a listener or a GradientShards
+  // wants them before finish(). The time of delivery differs from run to run; the result does not.
   void deliver_ready();
   void deliver_all();
-  // Host memory: waits for the second parts (Note [Two parts] in row_gather.h), and notes each one that has not come as
-  // trouble of the step.
+  // For gradients in host memory: waits for the second parts (Note [Two parts] in row_gather.h). A second part that has
+  // not arrived is recorded as an error of the step.
   void check_rows();
 
   // Call these two when the step has ended well on every rank. deliver_second_parts() is a collective.

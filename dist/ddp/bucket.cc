@@ -12,7 +12,8 @@
 namespace rondo::dist {
 namespace {
 
-// The alignment of a slot's start, in elements: that of a block of memory (kAlignment), as kernels expect it.
+// Slots start at multiples of this many elements. In bytes this is at least kAlignment, the alignment of memory blocks,
+// which kernels expect.
 constexpr int64_t alignment_of(DType dtype) { return std::max<int64_t>(16, kAlignment / size_of(dtype)); }
 
 std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(t.dtype())), to_string(t.sizes())); }
@@ -61,7 +62,8 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
         bucket.numel += taken;
         begin += numel;
       } while (begin < p.numel());
-      // Nothing joins the last piece in its bucket: on a device, a slot that is alone is reduced without a copy.
+      // If the last piece of a parameter is large enough for a bucket, no other parameter joins it: on a device, a
+      // bucket with one slot is reduced without a copy.
       if (!bucket.slots.back().whole() && bucket.numel * width >= options.min_bytes) close(bucket, s);
     }
     for (auto& [key, bucket] : open)

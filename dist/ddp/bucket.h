@@ -35,14 +35,14 @@ struct BucketOptions {
   int64_t min_bytes = 256 << 10;  // smaller parts of the model share a bucket with the next: a collective costs 0.1 ms
   int64_t max_bytes = 64 << 20;   // larger parts and larger parameters are split, so that the first piece leaves early
   // The dtype in which gradients travel. Unset: f32, and f64 for f64 parameters. kBF16 or kF16: half the bytes; f64
-  // parameters keep f64. Averages are then rounded to it: once in host memory, where sums are made in f32; NCCL rounds
-  // after each addition, at most (ranks - 1) times. On a device, a bf16 parameter whose gradients travel in bf16 needs
-  // no conversion. Must be equal on all ranks.
+  // parameters keep f64. With these two, averages are rounded to 16 bits: once in host memory, where sums are made in
+  // f32. NCCL rounds after each addition, so at most (ranks - 1) times. On a device, a bf16 parameter whose gradients
+  // travel in bf16 needs no conversion. Must be equal on all ranks.
   std::optional<DType> dtype = {};
   // What a step does if a parameter got no gradient on this rank (a branch that was not taken). false: an error on
   // every rank, because it is usually a mistake. true: zeros are sent for the parameter, and unused_parameters() lists
-  // it. If some rank has a gradient, the parameter gets the average, otherwise no gradient. Its bucket and all later
-  // buckets leave in finish(). Must be equal on all ranks.
+  // it. If some rank has a gradient, the parameter gets the average on every rank; if none has one, it gets no
+  // gradient. Its bucket and all later buckets are sent in finish(), not during backward. Must be equal on all ranks.
   bool allow_unused = false;
   // Must be equal on all ranks.
   BufferSync buffers = BufferSync::kBroadcast;
@@ -81,8 +81,9 @@ struct BucketPlan {
   std::string text;             // one line per slot: what must be equal on every rank
 };
 
-// Makes buckets of one dtype each, in the order of `seams`: the parts of the model (optim::plan_seams, or in the
-// learned order). Each parameter is in exactly one bucket; the pieces of a large parameter are in consecutive buckets.
+// Makes buckets, each of one dtype, in the order of `seams`. `seams`: the parts of the model, from optim::plan_seams()
+// or in the learned order. Each parameter is in exactly one bucket; the pieces of a large parameter are in consecutive
+// buckets.
 BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
                         const BucketOptions& options, TakerOf taker_of = taken_by_grad);
 

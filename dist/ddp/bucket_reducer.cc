@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kTagElements = 3;
 
-// Whole numbers up to 256 are exact in bf16, up to 2048 in f16.
+// Returns a hash of the step and the bucket. It is a small whole number, because bf16 is exact only up to 256, and f16
+// only up to 2048.
 double tag_of(int64_t step, size_t bucket, DType dtype) {
   io::Checksum sum;
   sum.update(&step, sizeof step);
@@ -19,7 +20,7 @@ double tag_of(int64_t step, size_t bucket, DType dtype) {
   return static_cast<double>(1 + sum.digest() % (dtype == kBF16 ? 251 : 1023));
 }
 
-// The relative error of an average, which is rounded once.
+// The largest relative error that read_tag() accepts in an average, which is rounded once to `dtype`.
 double tolerance(DType dtype) { return dtype == kBF16 ? 1.0 / 256 : dtype == kF16 ? 1.0 / 2048 : 1e-5; }
 
 bool is_same_memory(const Tensor& a, const Tensor& b) {
@@ -46,7 +47,8 @@ BucketReducer::BucketReducer(const Bucket& bucket, std::vector<size_t> parameter
 
 void BucketReducer::allocate() {
   if (flat_.defined()) return;
-  // As long as an adopted gradient, because other ranks may send one in the same collective.
+  // All ranks must send the same number of elements, and other ranks may send an adopted gradient in this collective.
+  // So this memory is as long as an adopted gradient.
   const int64_t elements = (may_adopt_ ? bucket_->slots[0].numel : row_) + tag_elements();
   averages_ = flat_ = layout_ ? Tensor::zeros({rows_, elements}, {bucket_->dtype, device_})
                               : Tensor::zeros({elements}, {bucket_->dtype, device_});

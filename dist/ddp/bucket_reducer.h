@@ -38,7 +38,7 @@ class BucketReducer {
 
   const Bucket& bucket() const { return *bucket_; }
   const std::vector<size_t>& parameters() const { return parameters_; }
-  // The place of a whole parameter in the bucket, if its gradient can be made there; else undefined.
+  // Returns the place of a whole parameter's gradient in the bucket, if the gradient can be made there; else undefined.
   Tensor home(size_t slot) const;
 
   // Puts the whole parameter's gradient, or the slot's piece of it, into the bucket. Undefined: zeros. `only_holder`:
@@ -88,12 +88,12 @@ class BucketReducer {
   std::optional<ShardLayout> layout_;
   int64_t rows_, row_;  // the number of rows of flat_ (1 without a layout), and a row's elements without the tag
   bool may_adopt_;
-  bool adopted_ = false;       // in this step
+  bool adopted_ = false;       // in this step, the operand is the gradient that was put in
   Tensor flat_;                // rows of the bucket's elements, each with the tag at its end
   Tensor averages_;            // flat_, or one row
   Tensor operand_;             // an adopted gradient, or the bucket's piece of it
-  std::vector<Tensor> views_;  // of the slots
-  std::vector<bool> filled_;   // there was a gradient to send
+  std::vector<Tensor> views_;  // by slot: its elements in flat_ or averages_
+  std::vector<bool> filled_;   // by slot: there was a gradient to send
 };
 
 }  // namespace rondo::dist

@@ -69,7 +69,8 @@ void BucketSender::put(BucketReducer& reducer, size_t k) {
                               "BucketOptions::allow_unused"));
     else if (!parameter.grad().defined()) step_.unused.push_back(slot.name);
   }
-  // All of the gradient leaves .grad with its first piece, so that a further backward before finish() cannot change it.
+  // The whole gradient is taken out of .grad when its first piece is sent, so that a further backward before finish()
+  // cannot change it.
   if (slot.begin == 0) {
     if (!grad.defined()) grad = parameter.grad();
     parameter.set_grad(Tensor());

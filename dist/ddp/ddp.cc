@@ -41,10 +41,11 @@ std::string misplaced(const StepState& step, Device device, std::string_view wha
                             "or train on the CPU");
 }
 
-// A collective, so that a mistake on one rank is an error on every rank. Otherwise the other ranks would wait for it.
+// Throws Error unless all parameters and buffers are in the right place. A collective: a mistake on one rank is an
+// error on every rank. Otherwise the other ranks would wait for the rank that has failed.
 void check_places(const nn::ModuleBase& model, const StepState& step) {
   std::string mine;
-  if (!step.async_device || !step.gradients.empty())  // otherwise there is nothing to average, and that is the error
+  if (!step.async_device || !step.gradients.empty())  // without gradients, the constructor reports another error
     for (const nn::NamedTensor& t : state_of(model))
       if (mine.empty()) mine = misplaced(step, t.tensor.device(), t.name);
   const std::vector<std::string> all = gather_texts(step.group, mine, kMaxErrorBytes, "places of the parameters");
@@ -253,7 +254,7 @@ void DistributedDataParallel::arrive(size_t i) {
   send_ready();
 }
 
-// The gradient, or its first part (Note [Two parts]), is in .grad and may leave.
+// Call when the gradient, or its first part (Note [Two parts]), is in .grad and may be sent.
 void DistributedDataParallel::take(size_t i) {
   StepGradient& now = step_->gradients[i];
   check_arrival(*step_, now);

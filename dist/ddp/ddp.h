@@ -63,23 +63,24 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 
   nn::ModuleBase& module() const { return model_; }
 
-  // Ends a step: waits until every bucket is averaged and the buffers are shared. (On a device, later work waits, not
-  // the host.) A collective. Throws MismatchError on every rank if the step went wrong on one of them (Note [What is an
-  // error]). Then do not use the gradients of this step. The next step may be tried, unless the ranks had issued
-  // different collectives on a device.
+  // Ends a step: waits until every bucket is averaged and the buffers are shared. (On a device the host does not wait:
+  // work that is enqueued later waits.) A collective. Throws MismatchError on every rank if the step went wrong on one
+  // of them (Note [What is an error]). After this error, do not use the gradients of this step. The next step may be
+  // tried, unless the ranks had issued different collectives on a device.
   void finish();
   // Call this instead of finish() if this rank's part of the batch is empty, so that it has run no backward outside of
   // no_sync(). It sends zeros, or what backwards under no_sync() have accumulated. Averages divide by the number of all
   // ranks, this one included: if the loss is a mean, scale it by world_size over the number of ranks that have a part.
-  // Not for a model whose layers wait for all ranks (a synchronised BatchNorm): there the rank runs forward and
-  // backward on a batch of 0 rows.
+  // Do not use this for a model whose layers wait for all ranks (a synchronised BatchNorm): run forward and backward on
+  // a batch of 0 rows, and call finish().
   void finish_with_zeros();
 
   // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last
   // finish() ended, by name.
   const std::vector<std::string>& unused_parameters() const { return unused_; }
 
-  // For UpdateAtSeams. With a listener, backward() throws what finish() would if a bucket fails early.
+  // For UpdateAtSeams. If there is a listener and a bucket fails during backward, backward() throws the error that
+  // finish() would throw.
   int64_t on_final(Listener listener) override;
   void remove_on_final(int64_t id) override;
   void check_finished() const override;
@@ -132,7 +133,7 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   std::unique_ptr<AverageDelivery> delivery_;
   bool learned_ = false;              // the plan is in the order in which gradients become final
   std::vector<UpdateFacts> updates_;  // since the last exchange
-  std::vector<std::string> unused_;   // of the step before
+  std::vector<std::string> unused_;   // the unused parameters of the last step that finish() ended
 };
 
 }  // namespace rondo::dist

@@ -58,7 +58,8 @@ class GradientShards {
   // Called before a bucket is filled with gradients.
   virtual void before_send(size_t bucket) = 0;
   // True: from the step after begin() on, take() is called as soon as a bucket's averages have arrived. On the CPU that
-  // is before the end of the step, so the step may still fail after some buckets were taken (the same on every rank).
+  // is before the end of the step, so the step may still fail after some buckets were taken. These are the same buckets
+  // on every rank.
   virtual bool takes_early() const = 0;
   // Called when the step has ended well on every rank (or earlier: takes_early()). The averages do not change until
   // before_send(). `has_average`: for each slot, whether some rank had a gradient; the same on every rank.

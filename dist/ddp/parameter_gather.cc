@@ -11,7 +11,8 @@ namespace {
 
 constexpr const char* kLost = "the parameter did not come from the other processes, because the group has failed";
 
-// The recorder of parameters that did not land. It is never freed, because they may live as long as the process.
+// The recorder of parameters whose values never arrived: every read of such a parameter throws. It is never freed,
+// because these parameters may live as long as the process.
 class Lost final : public Recorder {
  public:
   void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
@@ -31,7 +32,8 @@ Tensor line_of(const Storage& storage, const Tensor& tensor, int64_t begin, int6
   return Tensor::over(storage, tensor.storage_offset() + begin, {numel}, {1}, tensor.dtype());
 }
 
-// Writes without telling the recording under way, which has not read the parameter yet (recorder.h, before_write).
+// Copies `from` to `to` without a notice to the recording under way (before_write in recorder.h). The recording does
+// not need one, because it has not read the parameter yet.
 void write_line(Tensor to, const Tensor& from) {
   if (to.dtype() != from.dtype()) {
     to.copy_(from);
@@ -140,7 +142,7 @@ void ParameterGather::wait(size_t b) {
 }
 
 // Finds buckets that had landed before their collective failed, and puts their parameters under way again. A parameter
-// that has other values by now (it was loaded) keeps them.
+// that has been loaded since then keeps its new values.
 void ParameterGather::revoke_failed() {
   for (Bucket& bucket : buckets_) {
     if (bucket.under_way) continue;

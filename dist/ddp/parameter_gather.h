@@ -42,7 +42,7 @@ class ParameterGather final : public Recorder {
   // that has not landed throws.
   ~ParameterGather() override;
 
-  // `copy`: undefined, or a tensor in another dtype that follows the parameter.
+  // `copy`: undefined, or a tensor in another dtype that receives the parameter's values, too.
   size_t add_parameter(Tensor parameter, Tensor copy);
   // `memory`: at least (world_size, row) elements of `dtype`, free from start() until the bucket has landed.
   size_t add_bucket(std::vector<Piece> pieces, const Tensor& memory, int64_t row, DType dtype);

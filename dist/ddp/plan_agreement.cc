@@ -46,7 +46,7 @@ TwoParts agree_on_parts(StepState& step, const ShardTakers& takers) {
   return found;
 }
 
-// All parameters, in the order in which rank 0 has seen their gradients.
+// Returns the indices of all parameters, in the order in which rank 0 has seen their gradients. A collective.
 std::vector<int64_t> agree_on_order(const StepState& step, const TwoParts& parts) {
   std::vector<int64_t> order;
   for (size_t k = 0; k <= step.order.size(); ++k) {

@@ -10,8 +10,8 @@
 
 namespace rondo::dist {
 
-// A collective. If the ranks' texts differ, throws MismatchError on every rank, which names the first
-// line that differs.
+// A collective. If the ranks' texts differ, throws MismatchError on every rank, which names the first line that
+// differs.
 void compare_plans(ProcessGroup& group, const std::string& text);
 
 // Makes the plan in the order of the gradients that rank 0 has observed in this step, and decides which gradients

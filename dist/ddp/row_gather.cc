@@ -80,7 +80,7 @@ void RowGather::send(ProcessGroup& group, int64_t tag, const std::string& name) 
     at = end;
   }
   indices_work_ = group.all_gather(all_indices_, indices, absl::StrCat("indices of ", name));
-  // The user may write the next batch into the indices after backward.
+  // Waits until the user's tensor of indices is sent: after backward, the user may write the next batch into it.
   if (lent) indices_work_.wait();
   rows_work_ = group.all_gather(all_rows_, rows, absl::StrCat("rows of ", name));
 }

@@ -10,11 +10,11 @@
 // in f32 for 16-bit parameters whose gradients travel in f32.
 //
 // The first step of a job observes how each parameter is used, and the ranks agree which gradients travel in two parts.
-// On every rank, such a parameter has the same number of dense uses, and after them only uses of rows. The rows of all
-// ranks together are at most as many as the table's, so their bytes are at most half of an all-reduce's. Later steps
-// may use the parameter in another way. If rows without room, or a dense gradient, arrive after the first part has
-// left, they are the rest. In finish() the ranks tell each other whether they have one, and average all rests in one
-// more all-reduce. From the next step on there is more room for rows.
+// These parameters have, on every rank, the same number of dense uses, and after them only uses of rows. The rows of
+// all ranks together are at most as many as the table's, so their bytes are at most half of an all-reduce's. Later
+// steps may use the parameter in another way. After the first part has left, a dense gradient may arrive, or more rows
+// than there is room for. This remainder is called the rest. In finish() the ranks tell each other whether they have a
+// rest, and average all rests in one more all-reduce. From the next step on there is more room for rows.
 //
 // Gradients of earlier backwards, under no_sync(), are in the first part. A parameter whose state is in shards
 // (sharded_optimizer.h) travels in one part.
@@ -47,7 +47,7 @@ class RowGather final : public autograd::GradientParts {
   bool wants_part() override;
   void part_added() override;
   bool take_rows(const Tensor& rows, const Tensor& indices) override;
-  // The last contribution of a backward has arrived.
+  // Call when the last contribution of a backward has arrived.
   void end_of_uses();
 
   // The parameter's uses in the observed step. All zeros: they do not allow two parts.
@@ -74,7 +74,8 @@ class RowGather final : public autograd::GradientParts {
   static constexpr size_t kReportBytes = 13;
   std::string report() const;
   void read_reports(std::span<const std::string> reports);  // of all ranks
-  // The average of the whole gradient, from that of the first part. Undefined: no rank has a gradient. A collective.
+  // Returns the average of the whole gradient, given the average of the first part. An undefined result: no rank has a
+  // gradient. A collective.
   Tensor complete(Tensor first_part, ProcessGroup& group, const std::string& name);
   void start_over();
 
@@ -95,7 +96,7 @@ class RowGather final : public autograd::GradientParts {
   int64_t taken_ = 0;  // the number of rows in pieces_
   Tensor rest_;
   bool any_rank_has_rows_ = false, any_rank_has_rest_ = false;
-  int64_t most_rows_ = 0;  // of one rank
+  int64_t most_rows_ = 0;  // the most rows that one rank has
   Work indices_work_, rows_work_;
   // From travel_in_parts() on.
   int64_t dense_uses_ = 0, capacity_ = 0, width_ = 0, header_ = 0;

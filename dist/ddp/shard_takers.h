@@ -14,13 +14,13 @@ namespace rondo::dist {
 class ShardTakers {
  public:
   void add(GradientShards& shards) { shards_.push_back(&shards); }
-  // `planned`: true if there is a plan, which may have buckets for `shards`. Then its place stays, and is empty.
+  // `planned`: true if there is a plan, which may have buckets for `shards`. If so, its place stays, and is empty.
   void remove(GradientShards& shards, bool planned);
   // True if a place is empty: nobody takes the averages of its buckets.
   bool any_removed() const;
 
   GradientTaker taker_of(const Tensor& parameter) const;
-  // A text that must be equal on every rank.
+  // Returns a text that must be equal on every rank.
   std::string describe() const;
   size_t size() const { return shards_.size(); }
   // True if some GradientShards wants averages before the end of the step.
@@ -36,7 +36,7 @@ class ShardTakers {
   void deliver(size_t bucket, BucketReducer& reducer, bool early);
 
  private:
-  // The GradientShards that takes the reducer's averages. Null: none does.
+  // Returns the GradientShards that takes the reducer's averages, or null if none does.
   GradientShards* shards_of(const BucketReducer& reducer) const;
 
   std::vector<GradientShards*> shards_;  // by GradientTaker::index - 1; null: removed

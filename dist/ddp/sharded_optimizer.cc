@@ -129,7 +129,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   std::vector<Tensor> parameters_, copies_;  // of the optimizer before it was cut
   std::vector<bool> needs_whole_;
   bool has_masters_ = false;                                // some group keeps master weights
-  std::unordered_map<const TensorImpl*, size_t> position_;  // in parameters_, of those that DDP averages
+  std::unordered_map<const TensorImpl*, size_t> position_;  // the index in parameters_ of each one that DDP averages
   std::vector<optim::ParamSlot> before_;                    // slots, until they are cut
   std::vector<ShardPiece> pieces_;                          // by slot; empty: not cut yet
   std::vector<Taken> taken_;
@@ -322,7 +322,7 @@ void ShardedOptimizer::State::before_send(size_t bucket) {
   for (const std::vector<size_t>& slots : taken.slots)
     for (const size_t slot : slots) {
       Tensor& param = kept_.slots[slot].param;
-      earlier_[slot] = param.grad().defined() ? param.grad().clone() : Tensor();  // it is a view of the averages
+      earlier_[slot] = param.grad().defined() ? param.grad().clone() : Tensor();  // .grad is a view of the averages
       param.set_grad(Tensor());
     }
 }
@@ -387,7 +387,7 @@ void ShardedOptimizer::State::zero_grad(bool set_to_none) {
 
 // ---- Steps
 
-// The gather is first: its error says which collective failed.
+// Waits for the gather first, because its error says which collective failed.
 void ShardedOptimizer::State::wait() {
   gather_.wait();
   group_->check_usable(kSharded);
@@ -433,7 +433,7 @@ void ShardedOptimizer::State::follow(size_t slot) {
   if (!piece.has_master || (!piece.is_unsure && gather_.landed(piece.parameter) == optim::Contents::of(parameter)))
     return;
   piece.is_unsure = false;
-  // Elements that are still the rounded master weights keep them.
+  // An element that equals its rounded master weight keeps this master weight. All others get the parameter's value.
   const Tensor master = param.detach().view({piece.numel});
   Tensor(master).copy_(ops::where(master.to(piece.home.dtype()) == piece.home, master, piece.home.to(kF32)));
 }

@@ -42,8 +42,8 @@ class ShardedOptimizer {
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
   // Waits for the parameters under way. Host memory: returns when all have arrived. On a device: later work there comes
-  // after the arrival, and this thread does not wait. Once the group has failed, this, state_dict() and the optimizer's
-  // step() throw DistError every time, and a parameter whose values did not come can no longer be read.
+  // after the arrival, and this thread does not wait. Once the group has failed, this function, state_dict() and the
+  // optimizer's step() throw DistError every time, and a parameter whose values did not come can no longer be read.
   void wait();
 
   // A collective. Returns the state of whole parameters, as Optimizer::state_dict() does, on the CPU. It does not
@@ -77,9 +77,9 @@ class ShardedOptimizer {
 //   another thread reads the model, or if you read through views that are older than the step.
 // - The optimizer's state_dict(), load_state_dict(), averages(), copies(), keep_copies() and add_param_group() throw
 //   Error. ShardedOptimizer has the first four itself.
-// - optim::Trainer is told of the shards: TrainerReplicasOptions::shards.
-// - UpdateAtSeams(ddp, optimizer) is made after this. A rank updates its pieces of a bucket when their averages are
-//   there; the parameters leave in UpdateAtSeams::finish().
+// - If optim::Trainer runs the steps, give it the shards as TrainerReplicasOptions::shards.
+// - Make UpdateAtSeams(ddp, optimizer) after the ShardedOptimizer. A rank updates its pieces of a bucket when their
+//   averages have arrived; the parameters are sent in UpdateAtSeams::finish().
 // - Options and loaded states must be equal on all ranks. The next finish() compares them, as without shards (ddp.h).
 // - The shares are decided when the first finish() knows the order of the gradients. States that were loaded before are
 //   whole on every rank until then.
@@ -90,7 +90,7 @@ class ShardedOptimizer {
 // the shares uneven. The optimizer's UpdatePlan says which kind it is.
 //
 // Note [Numbers of a sharded step]. From equal gradients, the update has the same bits as without shards. With two
-// ranks the gradients are equal. With more ranks, reduce_scatter adds in another order than all_reduce does. A norm is
-// also summed in another order, so its last bits may differ. All ranks have the same norm, and skip the same steps. A
-// rank keeps the f32 weights of its share of 16-bit parameters (optim/optimizer.h, Note [Master weights]), and uses the
-// averages of the gradients in f32, unrounded.
+// ranks the gradients are equal to those without shards. With more ranks, reduce_scatter adds in another order than
+// all_reduce does. A norm is also summed in another order, so its last bits may differ. All ranks have the same norm,
+// and skip the same steps. A rank keeps the f32 weights of its share of 16-bit parameters (optim/optimizer.h, Note
+// [Master weights]), and uses the averages of the gradients in f32, unrounded.

@@ -87,7 +87,7 @@ nn::StateDict gather_state(ProcessGroup& group, const std::vector<Tensor>& param
   }
   for (const auto& [name, value] : local)
     if (!name.starts_with("state.")) out[name] = value;
-  // Bucket by bucket, so that the ranks that keep nothing need little memory.
+  // Sends the states bucket by bucket, so that the ranks that keep nothing need little memory.
   for (size_t b = 0; b < n_buckets; ++b) {
     std::string text;
     std::vector<Tensor> values;

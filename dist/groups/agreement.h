@@ -46,7 +46,7 @@ uint64_t hash_of_name(std::string_view name);
 std::string describe(const Call& call, std::string_view name);
 // True if this build knows the value of every field.
 bool is_valid(const Call& call, int world_size);
-// The first rank whose call differs from rank 0's; 0 if all agree.
+// Returns the first rank whose call differs from rank 0's; 0 if all agree.
 size_t first_that_differs(std::span<const CallMessage> calls, int world_size);
 
 // The first rank whose text differs from rank 0's, and the first line that differs.
@@ -58,9 +58,8 @@ std::optional<TextDifference> first_difference(std::span<const std::string> text
 
 // Tensors of up to this many bytes are exchanged whole, and every rank computes the result itself.
 constexpr size_t kSmall = 768;
-// The result of a collective, computed from the tensors of all ranks, in the order of the ranks: the same bits
-// on every rank.
-// `all`: world_size times call.bytes(); `to`: this rank's output. REQUIRES: call.bytes() <= kSmall.
+// Computes the result of a collective from the tensors of all ranks, in the order of the ranks. So every rank gets the
+// same bits. `all`: world_size times call.bytes(); `to`: this rank's output. REQUIRES: call.bytes() <= kSmall.
 void combine_small(const Call& call, int rank, int world_size, const unsigned char* all, void* to);
 
 }  // namespace rondo::dist

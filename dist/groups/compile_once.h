@@ -14,7 +14,7 @@ namespace rondo::dist {
 // Rank 0 calls `work`, then sends all code that its process has compiled (artifacts, compile/cache.h). Each other rank
 // loads this code before it calls `work`, which then compiles nothing if it needs the same code. A rank whose
 // processor, device or build differs from rank 0's compiles for itself. `work` must not communicate, because the ranks
-// call it at different times: a backward of a DistributedDataParallel runs under no_sync(). Returns the number of
+// call it at different times: run the backward of a DistributedDataParallel under no_sync(). Returns the number of
 // kernels that this rank loaded; 0 on rank 0. A collective: throws what `work` throws on its own rank, and Error with
 // rank 0's message on all ranks if `work` fails there.
 int compile_once(ProcessGroup& group, const std::function<void()>& work);

@@ -20,8 +20,8 @@ std::string kind_of(Device device) {
   return name;
 }
 
-// A collective of one message. Throws MismatchError if the ranks have different options: with these, one rank could
-// wait for the others forever.
+// A collective of one message. Throws MismatchError if the ranks have different options: with different options, one
+// rank could wait for the others forever.
 void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   constexpr int64_t kNone = -1;
   const Tensor mine = Tensor::from<int64_t>(
@@ -48,7 +48,7 @@ void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   if (!differences.empty()) throw MismatchError("the ranks connect with different GroupOptions" + differences);
 }
 
-// A deadline in 64 bits of nanoseconds cannot be 300 years away.
+// Longer timeouts are shortened to this one: deadlines have 64 bits of nanoseconds, which end after 300 years.
 constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
 }  // namespace

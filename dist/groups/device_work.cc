@@ -22,7 +22,7 @@ void DeviceWork::join_communication() {
 
 void DeviceWork::enqueued() { done_ = table_.record(device_, Stream::kCommunication); }
 
-// Makes the compute stream wait for the collective before the memory can be reused.
+// Drops the tensors. Before their memory can be reused, the compute stream waits for the collective.
 void DeviceWork::let_go() noexcept {
   if (!out_.defined() && !in_.defined()) return;
   try {
@@ -42,7 +42,7 @@ void DeviceWork::wait() {
   in_ = Tensor();
 }
 
-// Polls: any other wait would block forever behind a kernel that waits for a rank that never comes.
+// Polls. If a rank never comes, the collective's kernel never ends, and any other kind of wait would block forever.
 void DeviceWork::synchronize() {
   constexpr int kYields = 100;
   constexpr std::chrono::microseconds kLongestPause{200};

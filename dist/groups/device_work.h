@@ -27,10 +27,11 @@ class DeviceWork final : public Work::State {
   bool is_done() override;
 
   const NamedCall& call() const { return call_; }
-  // When the device was first seen to have finished the work before the collective; nullopt: not yet. For one thread.
+  // When the device was first seen to have finished the work before the collective; nullopt: not yet. Only one thread
+  // may call it.
   std::optional<std::chrono::steady_clock::time_point> started();
-  // The collective is lost and has this error from now on. Call this before the abort: when the device reaches the
-  // event after an abort, the collective is not done.
+  // Marks the collective as lost: it has this error from now on. Call this before the abort: an abort lets the device
+  // reach the collective's event, although the collective is not done.
   void lose(Work::Outcome outcome, const std::string& why) noexcept;
 
  private:

@@ -20,8 +20,8 @@ class GroupCommunicator final : public rondo::Communicator {
   // Use a subgroup with its own connections, so that these small messages do not wait behind buckets of gradients.
   explicit GroupCommunicator(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
 
-  // Throws Error if the group does not accept the tensor. Also throws the group's errors: Note [Where
-  // an error surfaces].
+  // Throws Error if the group does not accept the tensor. Also throws the group's errors: Note [Where an error
+  // surfaces] in process_group.h.
   void all_reduce_sum(const Tensor& tensor) override;
 
   // How many messages, and how many bytes of each rank's tensors, have been sent so far. Any thread that issues

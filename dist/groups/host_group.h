@@ -17,8 +17,8 @@ class PeerStatus;
 class HostGroup : public ProcessGroup {
  public:
   std::string failure() override = 0;  // must return at once
-  // The device's group has failed, and has told the launcher and the other ranks why. From now on no collective can
-  // run. Returns at once. Any thread may call it.
+  // Call when the device's group has failed, and has told the launcher and the other ranks why. From then on no
+  // collective can run. Returns at once. Any thread may call it.
   virtual void give_up(const std::string& sentence) = 0;
   // Null if this process is the only one.
   virtual PeerStatus* peers() = 0;

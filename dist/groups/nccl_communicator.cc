@@ -8,8 +8,9 @@
 namespace rondo::dist {
 namespace {
 
-// kGlance: how often the thread looks at the collectives in flight. kDoubt: after how long without a result, and then
-// how often, it asks the store and the host's group about other ranks. kPost: how often it posts its progress.
+// kGlance: how often the thread looks at the collectives in flight. kDoubt: when a collective has run for this long,
+// the thread asks the store and the hosts' group about other ranks, and asks again after each further kDoubt. kPost:
+// how often it posts its progress.
 constexpr Milliseconds kGlance{2}, kDoubt{200}, kPost{50};
 // How long the destructor of a group waits for collectives in flight.
 constexpr Milliseconds kFinalizing{2'000};
@@ -106,7 +107,7 @@ Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Ten
     throw;
   }
   if (result != NcclResult::kSuccess) {
-    // The kernel may have been enqueued, and would wait forever.
+    // The kernel may have been enqueued, and would wait forever. So the communicator is aborted.
     fail(call, /*late=*/result == NcclResult::kInProgress, describe(library_, result, nullptr));
     return lost();
   }
@@ -130,8 +131,8 @@ NcclResult NcclCommunicator::run(Enqueue enqueue, void* stream, const NamedCall&
   return result == NcclResult::kInProgress ? settle(call) : result;
 }
 
-// A non-blocking communicator may enqueue in a thread of its own, and the first collectives connect to other
-// ranks. So this waits: nothing may be recorded on the stream before the collective is enqueued. REQUIRES:
+// Waits until NCCL has enqueued the collective: nothing may be recorded on the stream before that. A non-blocking
+// communicator may enqueue in a thread of its own, and the first collectives connect to other ranks. REQUIRES:
 // library_mutex_ is held.
 NcclResult NcclCommunicator::settle(const NamedCall& call) {
   const auto began = Clock::now();
@@ -221,7 +222,7 @@ void NcclCommunicator::look() {
   }
 }
 
-// The error that NCCL itself has noticed; empty if there is none.
+// Returns the error that NCCL itself has noticed; empty if there is none.
 std::string NcclCommunicator::library_error() {
   const std::unique_lock lock(library_mutex_, std::try_to_lock);
   if (!lock.owns_lock() || comm_ == nullptr) return "";  // settle() is using it, or it was aborted
@@ -302,8 +303,8 @@ void NcclCommunicator::fail_mismatched(const std::string& sentence) {
   fail_with(Work::Outcome::kMismatch, sentence, {}, /*tell=*/true);
 }
 
-// Fails every collective in flight, and aborts. `tell`: the launcher and the other ranks. REQUIRES: this thread
-// has set failing_.
+// Fails every collective in flight, and aborts. `tell`: also tells the launcher and the other ranks. REQUIRES: this
+// thread has set failing_.
 void NcclCommunicator::fail_with(Work::Outcome outcome, const std::string& sentence, const std::vector<int>& causes,
                                  bool tell) {
   const std::shared_ptr<HostGroup> group = host();
@@ -328,7 +329,7 @@ std::string NcclCommunicator::await_failure() {
   return failure_.empty() ? "the process group was closed" : failure_;
 }
 
-// Note [A device with an aborted collective]: from now on reads of its tensors throw.
+// Makes the device fail: from now on reads of its tensors throw. See Note [A device with an aborted collective].
 void NcclCommunicator::fail_device(Work::Outcome outcome, const std::string& sentence) {
   std::exception_ptr error;
   switch (outcome) {

@@ -1,5 +1,5 @@
-// A communicator of NCCL: enqueues collectives of one device's tensors on its communication stream. A
-// thread watches them.
+// A communicator of NCCL: enqueues collectives of one device's tensors on its communication stream. A thread watches
+// them.
 //
 // Note [Device collectives]. issue() records an event of the compute stream, makes the communication stream wait for
 // it, enqueues the collective there, and records an event behind the collective. Work::wait() makes the compute stream
@@ -55,9 +55,8 @@ class NcclCommunicator {
     std::string label;  // names a subgroup in messages
   };
 
-  // Waits until all ranks have called this with the same id. `host`: the group of the same ranks, in the
-  // same order. Throws
-  // TimeoutError, or ConnectionError with NCCL's reason.
+  // Waits until all ranks have called this with the same id. `host`: the group of the same ranks, in the same order.
+  // Throws TimeoutError, or ConnectionError with NCCL's reason.
   NcclCommunicator(const NcclLibrary& library, const NcclId& id, Options options, std::shared_ptr<HostGroup> host);
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;

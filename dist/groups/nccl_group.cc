@@ -17,7 +17,8 @@
 namespace rondo::dist {
 namespace {
 
-// How long the destructor waits for NCCL: first for collectives in flight and then the abort; for the abort alone.
+// How long the destructor waits for NCCL. kLeavingNccl: for collectives in flight and then for their abort.
+// kAbortingNccl: for the abort alone.
 constexpr Milliseconds kLeavingNccl{3'000}, kAbortingNccl{1'000};
 
 NcclType nccl_type(DType dtype) {
@@ -83,7 +84,7 @@ class NcclGroup final : public ProcessGroup, public std::enable_shared_from_this
     check_root(root, world_size(), name);
     if (!is_mine(tensor)) return host_->broadcast(tensor, root, name);
     Tensor out = tensor;
-    // The root only reads its tensor.
+    // The root only reads its tensor: mutable_address() would raise the tensor's version.
     void* const data = root == rank() ? const_cast<std::byte*>(out.address()) : out.mutable_address();
     const auto bytes = static_cast<size_t>(out.nbytes());
     return issue({.numel = out.numel(), .root = root, .kind = CollectiveKind::kBroadcast, .dtype = out.dtype()}, name,
@@ -156,7 +157,8 @@ class NcclGroup final : public ProcessGroup, public std::enable_shared_from_this
   SequenceRecord record_;
 };
 
-// What each rank tells the others before they connect: why it cannot connect, or its GPU.
+// The first character of the text that each rank sends to the others before they connect. kCannot: the text says why
+// the rank cannot connect. kUnit: the text names its GPU.
 constexpr char kCannot[] = "!", kUnit[] = "=";
 constexpr int64_t kLongestReason = 512;
 

@@ -11,8 +11,8 @@ namespace rondo::dist {
 // REQUIRES: host->world_size() > 1, and every rank has options.device. Throws like ProcessGroup::connect().
 std::shared_ptr<ProcessGroup> connect_nccl(std::shared_ptr<HostGroup> host, const GroupOptions& options);
 
-// The same for a given library. A collective of all ranks of `host`. Called by connect_nccl() and by tests (also
-// for one process).
+// Like connect_nccl(), but with a given library. A collective of all ranks of `host`. Called by connect_nccl() and by
+// tests (also for one process).
 std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<HostGroup> host, const GroupOptions& options,
                                               const NcclLibrary* library, const std::string& why_no_library,
                                               std::string label = "");

@@ -34,7 +34,8 @@ std::string version_text(int code) {
                        : absl::StrCat(code / 10'000, ".", code % 10'000 / 100, ".", code % 100);
 }
 
-// The table of the library with this handle, or null and the reason.
+// Returns the table of the functions of the library with this handle. If the library is too old or lacks a function,
+// returns null and sets `*why_not`.
 std::unique_ptr<const NcclLibrary> table_of(void* handle, const std::string& path, std::string* why_not) {
   auto library = std::make_unique<NcclLibrary>();
   library->path = path;

@@ -63,12 +63,14 @@ struct NcclLibrary {
 };
 #undef RONDO_NCCL_MEMBER
 
-// Null if there is none or it is older than 2.18; then `*why_not` is the reason in one line. The result is cached.
+// Returns null if there is no NCCL or it is older than 2.18; then `*why_not` is the reason in one line. The result is
+// cached.
 const NcclLibrary* find_nccl(std::string* why_not);
-// The next find_nccl() searches again. For tests, which change RONDO_CUDA_PATH while they run.
+// Makes the next find_nccl() search again. For tests, which change RONDO_CUDA_PATH while they run.
 void forget_nccl();
 
-// The library's text for a result, with its last error if there is one: "unhandled system error (connection refused)".
+// Returns the library's text for a result, and its last error if there is one: "unhandled system error (connection
+// refused)".
 std::string describe(const NcclLibrary& library, NcclResult result, NcclComm comm);
 
 }  // namespace rondo::dist

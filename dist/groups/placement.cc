@@ -31,7 +31,8 @@ std::string line_of(const std::string& path) {
   return line;
 }
 
-// An id that is equal for all processes of a machine, also in containers, and differs between machines and boots.
+// Returns an id that is equal for all processes of a machine, also in containers, and differs between machines and
+// boots.
 std::string this_machine() {
   const std::string boot = line_of("/proc/sys/kernel/random/boot_id");
   if (!boot.empty()) return boot;

@@ -20,10 +20,11 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-// The device that `text` means on this rank. A text without a number ("cuda") means the device whose number is the
-// rank's number on this machine (LOCAL_RANK), among those that the process sees (CUDA_VISIBLE_DEVICES). If the process
-// sees only one device, it means that one: srun can show each rank its own. A text with a number ("cuda:1"), "cpu", and
-// a job with one process on this machine: like parse_device(). Throws Error if this process has no such device.
+// Returns the device that `text` means on this rank. A text without a number ("cuda") means the device whose number is
+// the rank's number on this machine (LOCAL_RANK), among those that the process sees (CUDA_VISIBLE_DEVICES). If the
+// process sees only one device, the text means this device: srun can show each rank its own. A text with a number
+// ("cuda:1"), "cpu", and a job with one process on this machine: like parse_device(). Throws Error if this process has
+// no such device.
 Device device_of_rank(std::string_view text, const Environment& environment);
 
 // What a rank tells the others about its device.
@@ -42,9 +43,9 @@ struct Pinned {
   int cores = 0;     // cores that the threads may use now; 0: nothing was changed
   std::string text;  // "threads run on cores 0-15, near cuda:0 (0000:3b:00.0)", or why nothing was changed
 };
-// Restricts the threads of this process, and those that they start later, to the cores near the device that the process
-// may use. Reads local_cpulist of the device's PCI address below `sysfs`. Nothing is changed if the system does not
-// list these cores, or if the process may use none of these. Never throws.
+// Restricts the threads of this process, and those that they start later, to cores near the device: those near cores
+// that the process may use. Reads local_cpulist of the device's PCI address below `sysfs`. Nothing is changed if the
+// system does not list the near cores, or if the process may use none of them. Never throws.
 Pinned pin_threads(Device device, const std::string& sysfs = "/sys");
 
 }  // namespace rondo::dist

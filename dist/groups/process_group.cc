@@ -60,7 +60,8 @@ struct Difference {
   size_t rank = 0;
 };
 
-// A collective. Empty if the sequences differ first in a call that not all ranks have kept.
+// Finds where the records of the ranks differ first. Empty if that is in a call that not all ranks have kept. A
+// collective.
 std::optional<Difference> find_difference(ProcessGroup& group, const SequenceRecord& record, uint64_t count,
                                           const std::string& name) {
   const auto n = static_cast<size_t>(group.world_size());

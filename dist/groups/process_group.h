@@ -38,7 +38,7 @@ struct GroupOptions {
   // How long a rank may be behind the others, when connecting and in every collective. At most one year.
   std::chrono::milliseconds timeout{300'000};
   // The group accepts tensors of this device and host tensors. Other ranks may have another device of the same kind. A
-  // device with host memory counts as none.
+  // device whose tensors are in host memory counts as no device.
   std::optional<Device> device = {};
   // Collectives of device tensors: compares each one between the hosts before it is enqueued, and waits for the
   // comparison. Much slower: for debugging.
@@ -51,9 +51,9 @@ class SequenceRecord;
 // A comparison that begin_check() has started.
 class SequenceCheck {
  public:
-  // The texts of all ranks, in the order of the ranks. Throws MismatchError on every rank if their collectives differ.
-  // If texts did not fit into the first exchange, or the sequences differ, wait() is itself a collective: all ranks
-  // call it at the same place among their collectives of host tensors.
+  // Returns the texts of all ranks, in the order of the ranks. Throws MismatchError on every rank if their collectives
+  // differ. If texts did not fit into the first exchange, or the sequences differ, wait() is itself a collective: all
+  // ranks call it at the same place among their collectives of host tensors.
   std::vector<std::string> wait();
 
  private:
@@ -81,8 +81,8 @@ class ProcessGroup {
   // The device whose tensors the group accepts besides host tensors.
   virtual std::optional<Device> device() const { return std::nullopt; }
 
-  // The message of the group's first error; empty while collectives can run. Waits, at most a few seconds, while the
-  // cause is being found. Any thread may call it.
+  // Returns the message of the group's first error; empty while collectives can run. Waits, at most a few seconds,
+  // while the cause is being found. Any thread may call it.
   virtual std::string failure() { return ""; }
   // Throws ConnectionError with the message of failure() once the group has failed. `what`: what cannot be done now.
   void check_usable(std::string_view what);
@@ -99,22 +99,23 @@ class ProcessGroup {
   // out (world_size, ...) receives `in` (...) of every rank. Any dtype. `in` may be row `rank` of `out`.
   virtual Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) = 0;
   // out (...) receives the sum or average over the ranks of row `rank` of `in` (world_size, ...). dtypes and rounding
-  // as in all_reduce. The order of the additions differs from all_reduce's, so bits may differ from it, but not from
-  // run to run.
+  // as in all_reduce. The order of the additions differs from all_reduce's, so the bits may differ from those of
+  // all_reduce, but they do not differ from run to run.
   virtual Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) = 0;
   // Done when every rank has called it. A collective of the hosts: it does not wait for the devices.
   virtual Work barrier(std::string_view name) = 0;
 
   // Compares the device collectives of all ranks so far, in one exchange of 32 bytes between the hosts, and returns the
   // `text` of every rank (at most 4 KB). `reserved`: texts of up to this many bytes (at least 8) travel with that
-  // exchange; if one is longer, two more exchanges follow. It is the same on all ranks. Throws like
+  // exchange; if one is longer, two more exchanges follow. `reserved` must be the same on all ranks. Throws like
   // SequenceCheck::wait(); the error for a rank that does not come contains `name`.
   std::vector<std::string> check_sequence(std::string_view text, std::string_view name, int64_t reserved = 0);
-  // The same in two parts: this rank continues during the exchange. The group must outlive the check.
+  // Starts check_sequence(), and returns at once: this rank continues during the exchange. SequenceCheck::wait()
+  // returns the texts. The group must outlive the check.
   SequenceCheck begin_check(std::string_view text, std::string_view name, int64_t reserved = 0);
 
-  // A group of these ranks in this order: its rank i is ranks[i]. All ranks of this group call it (a collective of the
-  // hosts); ranks that are not in the list get null. The new group has the same device and timeout, and fails
+  // Makes a group of these ranks in this order: its rank i is ranks[i]. All ranks of this group call it (a collective
+  // of the hosts); ranks that are not in the list get null. The new group has the same device and timeout, and fails
   // independently. Its messages number ranks as in the job. Throws Error if a rank is listed twice or does not exist,
   // MismatchError if the ranks pass different lists.
   virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks, std::string_view name);
@@ -132,8 +133,8 @@ class ProcessGroup {
   virtual int rank_in_job(int rank) const { return rank; }
 };
 
-// Returns the `text` of every rank, in the order of the ranks. A collective that waits. Each text is
-// cut to `max_bytes`.
+// Returns the `text` of every rank, in the order of the ranks. A collective that waits. Each text is cut to
+// `max_bytes`.
 std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
                                       std::string_view name);
 

@@ -40,7 +40,7 @@ class SequenceRecord {
   const NamedCall& add(Call call, std::string_view name);
   uint64_t count() const { return count_; }
   uint64_t hash() const { return hash_; }
-  // All ranks have made the same calls up to this number, so their names can be dropped.
+  // Call when all ranks have made the same calls up to this number. Drops these calls; the hash still covers them.
   void set_agreed(uint64_t number);
   uint64_t agreed() const { return agreed_; }
 

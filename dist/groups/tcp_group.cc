@@ -168,8 +168,9 @@ class Communicator {
     changed_.notify_all();
   }
 
-  // Jobs that have not begun get an error. Waits up to `patience` for a job that already moves data, since its peers
-  // take part. False if the job takes longer: the thread then ends by itself when the group's timeout has passed.
+  // Ends the work: jobs that have not begun get an error. Waits up to `patience` for a job that already moves data,
+  // since its peers take part. Returns false if this job takes longer: the thread then ends by itself when the group's
+  // timeout has passed.
   bool close(const char* how, bool failed, Milliseconds patience) {
     bool first = false;
     {
@@ -198,7 +199,7 @@ class Communicator {
     transport_->interrupt();
     changed_.notify_all();
   }
-  // Adds to a text of the transport that its rank numbers are those of the group.
+  // In a subgroup, appends to a message of the transport that ranks are numbered as in the group.
   std::string counted_in_group(std::string text) const {
     return members_.label.empty() ? text : absl::StrCat(text, " (its ranks are counted", members_.label, ")");
   }
@@ -336,8 +337,8 @@ class Communicator {
 
   Block block_of(size_t n) const { return {n, static_cast<size_t>(world_size_), static_cast<size_t>(rank_)}; }
 
-  // `reduced` receives this rank's block of the sums or averages, in the dtype of the call. It may be that
-  // block of `in`.
+  // `reduced` receives this rank's block of the sums or averages, in the dtype of the call. It may be that block of
+  // `in`.
   void reduce(const Call& call, const void* in, void* reduced) {
     const auto n = static_cast<size_t>(call.numel), mine = block_of(n).size();
     const DType wire = wire_dtype(call.dtype);
@@ -434,7 +435,7 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
     Job job;
     job.call = {.numel = tensor.numel(), .root = root, .kind = CollectiveKind::kBroadcast, .dtype = tensor.dtype()};
     job.out = tensor;
-    // The root only reads its tensor.
+    // The root only reads its tensor: raw_mutable_data() would raise the tensor's version.
     job.to = root == rank_ ? const_cast<void*>(tensor.raw_data()) : job.out.raw_mutable_data();
     return communicator_->issue(std::move(job), name);
   }
@@ -484,8 +485,8 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
     const Environment environment_;
   };
 
-  // In a fork, the members are copies. Destroying them would wait for threads that do not exist here. It would also
-  // tell the other ranks and the parent's threads, over shared sockets, that this rank leaves. So they are leaked.
+  // Leaks the members. In a fork they are copies: destroying them would wait for threads that do not exist here. It
+  // would also tell the other ranks and the parent's threads, over shared sockets, that this rank leaves.
   void leave_to_parent() {
     struct Copies {
       std::unique_ptr<StoreServer> server;

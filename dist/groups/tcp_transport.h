@@ -31,17 +31,17 @@ class TcpTransport {
   TcpTransport(const TcpTransport&) = delete;
   TcpTransport& operator=(const TcpTransport&) = delete;
 
-  // `all` (world_size times `bytes`) receives `mine` of every rank. Takes log2(world_size) messages. Ranks wait for
-  // late ones here, so interrupt() can end it. REQUIRES: the same `bytes` on all ranks.
+  // `all` (world_size times `bytes`) receives `mine` of every rank. Takes log2(world_size) messages. A rank that is
+  // early waits in this call for late ranks, so interrupt() can end the call. REQUIRES: the same `bytes` on all ranks.
   void exchange(const void* mine, size_t bytes, void* all);
 
   // The other collectives throw if a rank ends or the timeout passes. REQUIRES: the same sizes and dtypes on all ranks.
   void broadcast(void* data, size_t bytes, int root);
   // Rank r sends block r of `values` (n elements of `width` bytes each) and receives the other blocks.
   void all_gather(void* values, size_t width, size_t n);
-  // sums[i] is the sum over the ranks of element i of this rank's block of `in`, which has n elements of
-  // `dtype`. `sums` has the wire dtype. Adds in the order of the ranks, beginning with this one. `sums` may be
-  // that block of `in`.
+  // sums[i] is the sum over the ranks of element i of this rank's block of `in`, which has n elements of `dtype`.
+  // `sums` has the wire dtype. Adds in the order of the ranks, beginning with this one. `sums` may be that block of
+  // `in`.
   void reduce_scatter(const void* in, DType dtype, size_t n, void* sums);
 
   // Ends an exchange() in progress, and every later one, with ConnectionError.

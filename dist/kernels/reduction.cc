@@ -7,7 +7,7 @@ namespace rondo::dist {
 namespace {
 
 template <class T> void sum(void* out, const void* a, const void* b, size_t n) {
-  // Unsigned: sums of integers wrap.
+  // Integers are added as unsigned numbers, so that sums wrap: signed overflow would be undefined.
   using U = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
   const U* x = static_cast<const U*>(a);
   const U* y = static_cast<const U*>(b);

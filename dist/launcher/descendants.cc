@@ -31,8 +31,8 @@ std::vector<ProcessInfo> all_processes() {
   return all;
 }
 
-// The process may have ended, and its number may now belong to another process. A pidfd always refers to
-// the same process.
+// Sends SIGKILL to `process`, unless its number now belongs to another process. The pidfd is opened before this check:
+// a pidfd always refers to the same process.
 void kill_exactly(const ProcessInfo& process) {
   const Fd handle(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
   ProcessInfo now;
@@ -55,8 +55,8 @@ bool read_process(pid_t pid, ProcessInfo& info) {
   const ssize_t n = file ? ::read(file.get(), text, sizeof text - 1) : -1;
   if (n <= 0) return false;
   text[n] = '\0';
-  // PID (NAME) STATE PPID PGRP ...; NAME may contain anything, also parentheses. The start time is the 20th
-  // field after it.
+  // PID (NAME) STATE PPID PGRP ...; NAME may contain anything, also parentheses. The start time is the 20th field after
+  // it.
   const char* at = std::strrchr(text, ')');
   int parent = 0, group = 0;
   unsigned long long start = 0;

@@ -21,7 +21,8 @@ struct ProcessInfo {
 
 // False if there is no such process.
 bool read_process(pid_t pid, ProcessInfo& info);
-// The living descendants of `root`, without `root` itself, the processes in `except` and their descendants.
+// Returns the living descendants of `root`. Not included: `root` itself, the processes in `except`, and the descendants
+// of these.
 std::vector<ProcessInfo> descendants_of(pid_t root, const std::vector<pid_t>& except = {});
 std::vector<pid_t> children_of(pid_t root);
 

@@ -235,7 +235,7 @@ Guard::~Guard() {
       }
     }
   }
-  // Only if the guard was killed: the ranks' processes are now descendants of this one.
+  // Kills something only if the guard was killed: then the ranks' processes have become descendants of this process.
   std::vector<pid_t> except = strangers_;
   except.push_back(pid_);
   kill_descendants(after(kDying), except);

@@ -1,5 +1,5 @@
-// The guard: a small process between the launcher and the ranks. It starts the ranks, reports how they end, and ends
-// every process below it when the job ends or the launcher dies, however it dies.
+// The guard: a small process between the launcher and the ranks. It starts the ranks and reports how they end. When the
+// job ends or the launcher dies (in any way), the guard ends every process below it.
 //
 //   launcher -- guard -- rank 0 -- its children
 //                     `- rank 1
@@ -43,7 +43,8 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  // `variables` ("NAME=value") are added to this process's environment; they replace variables of the same name.
+  // Asks the guard to start a rank; an event says whether it has started. `variables` ("NAME=value") are added to this
+  // process's environment; they replace variables of the same name.
   void start(int rank, const std::vector<std::string>& command, const std::vector<std::string>& variables);
   // Sends a signal to the process group of a rank; kEveryRank: to all running ranks. A stopped rank is continued.
   void signal(int rank, int signal);
@@ -53,7 +54,7 @@ class Guard {
 
   // Readable when there is an event.
   int fd() const { return connection_.get(); }
-  // The next event, if there is one. Returns nothing more once lost() is true.
+  // Returns the next event, or nullopt if none has arrived. Always nullopt once lost() is true.
   std::optional<Event> next();
   // True if the guard has ended.
   bool lost() const { return lost_; }

@@ -31,7 +31,7 @@ namespace {
 
 // Failures this close together may have one cause: they are all reported.
 constexpr Milliseconds kSettle{300};
-// How long to wait for output when no rank may be left to write it, or no reader to read it.
+// How long to wait for output when maybe no rank is left that writes output, or no reader that reads it.
 constexpr Milliseconds kDrain{500};
 // How long the rank to blame may take to end, after another rank has reported it.
 constexpr Milliseconds kEnding{1'000};
@@ -282,7 +282,7 @@ class LaunchedJob {
       while (const int signal = signals_.take()) pass_on_late(signal);
     }
   }
-  // A signal came when all ranks had ended: stops waiting for the reader.
+  // Handles a signal that came after all ranks had ended: stops waiting for the reader of the output.
   void pass_on_late(int signal) {
     output_.drop();
     if (code_ == 0) code_ = 128 + signal;

@@ -5,9 +5,9 @@
 
 namespace rondo::dist {
 
-// The number of CUDA devices that programs started from here would see (CUDA_VISIBLE_DEVICES). A child process asks the
-// driver, so this process does not load it. `why_not`, if not null, receives why there are none. REQUIRES: this process
-// has one thread.
+// Returns the number of CUDA devices that programs started from here would see (CUDA_VISIBLE_DEVICES). A child process
+// asks the driver, so this process does not load the driver. `why_not`, if not null, receives why there are none.
+// REQUIRES: this process has one thread.
 int count_gpus(std::string* why_not);
 
 }  // namespace rondo::dist

@@ -91,7 +91,7 @@ int OutputQueue::fd() const { return progress_->get(); }
 
 void OutputQueue::clear() {
   uint64_t count = 0;
-  if (::read(progress_->get(), &count, sizeof count) < 0) return;  // no writer has returned since
+  if (::read(progress_->get(), &count, sizeof count) < 0) return;  // no writer has returned since the last clear()
 }
 
 }  // namespace rondo::dist

@@ -1,7 +1,7 @@
 // RankOutput: forwards what the ranks print to stdout and stderr, line by line.
 //
 // If the reader is slow, output stays in the rank's pipe, and the rank blocks as it would without a launcher. After
-// drop() output without room is dropped, so that the ranks can end.
+// drop(), output that finds no room in the queue is dropped, so that the ranks can end.
 #pragma once
 
 #include <poll.h>

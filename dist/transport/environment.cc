@@ -138,7 +138,8 @@ Environment Environment::from_process() {
   e.store_token = text_of("RONDO_STORE_TOKEN");
   if (const std::string id = text_of("TORCHELASTIC_RUN_ID"); !id.empty()) e.run_id = id;
   e.restart_count = number_of("TORCHELASTIC_RESTART_COUNT", 0, 0, 1 << 30);
-  // Newer versions of torchrun keep PyTorch's own store at this port, so rank 0 cannot open a store there.
+  // Newer versions of torchrun keep PyTorch's own store at MASTER_PORT. So rank 0 opens its store at another port,
+  // which all ranks derive from MASTER_PORT and the job's id.
   if (text_of("TORCHELASTIC_USE_AGENT_STORE") == "True" && e.master_port > 0)
     e.master_port = port_of(absl::StrCat(e.master_port, ".", e.run_id, ".", e.restart_count));
   if (e.world_size > 1 && e.master_port == 0 && e.store.empty())

@@ -26,14 +26,17 @@ struct Environment {
   HostPort store_address() const;
 
   // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID,
-  // TORCHELASTIC_RESTART_COUNT, RONDO_STORE and RONDO_STORE_TOKEN, which rondorun and torchrun set. If neither RANK nor
-  // WORLD_SIZE is set, reads the ranks from Open MPI's mpirun (OMPI_COMM_WORLD_*), MPICH's mpirun (PMI_*, MPI_LOCAL*)
-  // or an srun step (SLURM_*); such a job must run on one machine. These launchers set no port: it is derived from the
-  // job's id unless MASTER_PORT is set. If torchrun's agent uses MASTER_PORT itself
-  // (TORCHELASTIC_USE_AGENT_STORE=True), another port is derived from it. If none of these is set, the job has one
-  // process; so has an sbatch script, which has SLURM_PROCID alone. A rank without a number of ranks is an error, and
-  // so is a number above one without a rank. Nothing else in the library reads variables not named RONDO_*. Throws
-  // Error, which names the variable, if a value is invalid.
+  // TORCHELASTIC_RESTART_COUNT, RONDO_STORE and RONDO_STORE_TOKEN, which rondorun and torchrun set. If torchrun's agent
+  // listens on MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE=True), another port is derived from MASTER_PORT.
+  //
+  // If neither RANK nor WORLD_SIZE is set, reads the ranks from Open MPI's mpirun (OMPI_COMM_WORLD_*), MPICH's mpirun
+  // (PMI_*, MPI_LOCAL*) or an srun step (SLURM_*); such a job must run on one machine. These launchers set no port: it
+  // is derived from the job's id unless MASTER_PORT is set. If no launcher has set its variables, the job has one
+  // process; so has an sbatch script, which has SLURM_PROCID alone.
+  //
+  // A rank without a number of ranks is an error, and so is a number of ranks above one without a rank. Throws Error,
+  // which names the variable, if a value is invalid. The rest of the library reads only variables named RONDO_*,
+  // OMP_NUM_THREADS, XDG_CACHE_HOME and HOME.
   static Environment from_process();
 };
 

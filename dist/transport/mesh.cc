@@ -26,7 +26,7 @@ constexpr std::string_view kMagic = "RONDOPR1";
 constexpr size_t kRandom = 32;
 // The most connections without a proof. Beyond this, the oldest one is closed.
 constexpr size_t kMaxStrangers = 128;
-// The most connections accepted before the others are looked at again.
+// The most connections that are accepted in a row, before the connections that are already open are looked at again.
 constexpr int kAtOnce = 64;
 // How long to wait before connecting again to a rank that gave no proof, or accepting again without free descriptors.
 constexpr Milliseconds kPause{50};
@@ -187,7 +187,8 @@ class Mesh {
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) accept_again_ = after(kPause);
         return;
       }
-      // A rank's bytes have usually arrived already, so a crowd of silent strangers does not push a rank out.
+      // Reads the hello at once: a rank's bytes have usually arrived already, so a crowd of silent strangers does not
+      // push a rank out of the list.
       Stranger stranger{std::move(socket), "", after(options_.proof_time)};
       if (!examine(stranger)) continue;
       if (strangers_.size() >= kMaxStrangers) strangers_.pop_front();

@@ -20,7 +20,8 @@ namespace rondo::dist {
 
 class Messages {
  public:
-  // The completed messages that nobody has waited for yet. Must outlive all its messages, or be passed to forget().
+  // Counts the completed messages that nobody has waited for yet. A Count must outlive all its messages, or be passed
+  // to forget().
   struct Count {
     size_t sent = 0, received = 0;
   };

@@ -17,7 +17,7 @@ namespace {
 constexpr Milliseconds kLook{2'000}, kLookPause{20};
 constexpr size_t kLongestCall = 200;
 
-// A peer's text goes into messages: it must not contain control characters of a terminal.
+// Cuts a peer's text for use in messages, and replaces characters that could control a terminal.
 std::string printable(std::string text) {
   text.resize(std::min(text.size(), kLongestCall));
   for (char& c : text)
@@ -49,7 +49,7 @@ void PeerStatus::begin(Lane lane, uint64_t number, std::string_view description)
 void PeerStatus::fail(const std::string& sentence, const std::vector<int>& causes) noexcept {
   if (has_failed_.exchange(true)) return;
   try {
-    // Another group of this rank may have failed first.
+    // If another group of this rank has failed first, its record is kept.
     if (!store_.get_if_there(failure_key(environment_, environment_.rank)))
       write_failure(store_, environment_, FailureRecord::now(causes, sentence));
     store_.set(key("failed", environment_.rank), sentence);

@@ -28,9 +28,9 @@ class PeerStatus {
 
   // Publishes the collective that this rank begins. Takes microseconds. Never throws.
   void begin(Lane lane, uint64_t number, std::string_view description) noexcept;
-  // Publishes `sentence`, which other ranks report, and writes the record for the launcher. Only a rank's first
-  // failure counts: later ones may name ranks that failed because of it, and two ranks would then name each
-  // other. Never throws.
+  // Publishes `sentence`, which other ranks report, and writes the record for the launcher. Only a rank's first failure
+  // counts: later ones may name ranks that failed because of the first one, and two ranks would then name each other.
+  // Never throws.
   void fail(const std::string& sentence, const std::vector<int>& causes) noexcept;
   // Publishes how this rank leaves, without waiting for an answer. Never throws.
   void leave(const char* how) noexcept;
@@ -39,9 +39,9 @@ class PeerStatus {
     std::string sentence;
     std::vector<int> causes;  // the ranks that `sentence` names
   };
-  // Why collective `number`, described by `what`, did not complete: names the rank that has ended, has failed or has
-  // not begun it. `late`: the timeout has passed. Looks for up to two seconds, because a socket may show a rank's end
-  // before the store does. Never throws.
+  // Finds why collective `number`, described by `what`, did not complete: names the rank that has ended, has failed or
+  // has not begun it. `late`: the timeout has passed. Looks for up to two seconds, because a socket may show a rank's
+  // end before the store does. Never throws.
   Diagnosis diagnose(Lane lane, uint64_t number, std::string_view what, bool late, Milliseconds timeout,
                      std::string_view error);
   // True if the store knows that a rank has ended or failed, so collective `number` cannot complete. Never throws.

@@ -82,7 +82,8 @@ class Meeting {
     std::vector<int> missing;
     for (int r = 0; r < environment_.world_size; ++r) {
       if (store_.get_if_there(ticket_key(r))) continue;
-      // A rank with a failure record came, but gave up a moment before this one.
+      // A rank that failed after this rank began to wait, and whose failure record names other ranks, did come: it gave
+      // up a moment before this rank. So it is not missing.
       const std::optional<std::string> text = store_.get_if_there(failure_key(environment_, r));
       const std::optional<FailureRecord> failure = text ? FailureRecord::from_text(*text) : std::nullopt;
       if (!failure || failure->time < began_ || failure->causes.empty()) missing.push_back(r);

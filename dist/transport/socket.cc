@@ -50,7 +50,8 @@ struct Answer {
   std::string error;
 };
 
-// Empty if the lookup is late. getaddrinfo() has no deadline, so it runs in a thread, which is detached.
+// Returns nullopt if the lookup takes too long. getaddrinfo() has no deadline, so it runs in a thread, which is
+// detached.
 std::optional<Answer> look_up_until(const std::string& host, Deadline deadline, const HostLookup& lookup) {
   struct Shared {
     std::mutex mutex;
@@ -70,7 +71,8 @@ std::optional<Answer> look_up_until(const std::string& host, Deadline deadline, 
   return shared->answer;
 }
 
-// The numeric addresses of a host; if there is no such host, none and an `error` text. Throws TimeoutError.
+// Returns the numeric addresses of a host. If there is no such host, returns none and sets `error`. Throws
+// TimeoutError.
 std::vector<std::string> addresses_of(const std::string& host, Deadline deadline, const HostLookup& lookup,
                                       std::string& error) {
   if (read_address(host, 0)) return {host};

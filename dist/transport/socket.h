@@ -45,14 +45,16 @@ int port_of(const Fd& socket);
 // The address of this end, as text: the peer's machine can reach this machine at this address.
 std::string local_address(const Fd& socket);
 
-// Returns the numeric addresses of a host; if there is no such host, none and an `error` text. May block.
+// Returns the numeric addresses of a host. If there is no such host, returns none and sets `error`. May block.
 using HostLookup = std::function<std::vector<std::string>(const std::string& host, std::string& error)>;
 std::vector<std::string> system_lookup(const std::string& host, std::string& error);
 
-// Until the deadline, retries while nobody listens there, and looks the host up again. The socket does not block.
-// Throws TimeoutError, also if no name server answers in time; ConnectionError if there is no such host.
+// Connects to `port` of `host`. While nobody listens there, looks the host up again and retries until the deadline. The
+// socket does not block. Throws TimeoutError, also if no name server answers in time; ConnectionError if there is no
+// such host.
 Fd connect_to(const std::string& host, int port, Deadline deadline, const HostLookup& lookup = system_lookup);
-// Throw TimeoutError or ConnectionError; part of the bytes may have been sent or received. `peer` is for the message.
+// Throw TimeoutError or ConnectionError; then part of the bytes may have been sent or received. `peer` is for the
+// message.
 void send_all(const Fd& socket, std::string_view bytes, Deadline deadline, std::string_view peer);
 void receive_exactly(const Fd& socket, char* bytes, size_t n, Deadline deadline, std::string_view peer);
 

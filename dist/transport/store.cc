@@ -10,7 +10,7 @@
 namespace rondo::dist {
 namespace {
 
-// How much longer than asked the server's answer may take.
+// The server's answer may take this much longer than the wait that the client has asked for.
 constexpr Milliseconds kPatience{10'000};
 
 }  // namespace

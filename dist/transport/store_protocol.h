@@ -53,7 +53,7 @@ class MessageWriter {
     bytes_.append(text);
     return *this;
   }
-  // The whole message, with its length in front.
+  // Returns the whole message, with its length in front.
   std::string finish() {
     const auto size = static_cast<uint32_t>(bytes_.size() - 4);
     std::memcpy(bytes_.data(), &size, sizeof size);
@@ -64,8 +64,8 @@ class MessageWriter {
   std::string bytes_;
 };
 
-// The proof that one side knows the token, which is never sent: an impostor may listen at the store's address. `word`
-// is "client" or "server", so that neither proof can be sent back as the other.
+// Returns the proof that one side knows the token. The token itself is never sent, because an impostor may listen at
+// the store's address. `word` is "client" or "server", so that neither proof can be sent back as the other.
 inline std::string store_proof(std::string_view token, std::string_view word, std::string_view challenge,
                                std::string_view random) {
   return keyed_hash(token, MessageWriter(0).text("store").text(word).text(challenge).text(random).finish());

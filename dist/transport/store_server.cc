@@ -48,13 +48,13 @@ struct Connection {
   bool deferred = false;     // there is no room now for its next request or reply
   std::string in, out;
   size_t out_begin = 0;  // bytes of `out` already sent
-  size_t counted = 0;    // how much of Loop::buffers_ is its
+  size_t counted = 0;    // how many bytes of Loop::buffers_ belong to this connection
   uint32_t events = 0;   // as registered with epoll
   Deadline came{};
   Deadline wait_until{};             // only while the table has a wait of this client
   std::optional<Deadline> in_by;     // for the rest of a message
   std::optional<Deadline> out_by;    // for the peer to receive what is sent
-  std::optional<Deadline> deadline;  // the earliest of these, as in Loop::deadlines_
+  std::optional<Deadline> deadline;  // the earliest of wait_until, in_by and out_by, as in Loop::deadlines_
 
   size_t unsent() const { return out.size() - out_begin; }
 };
@@ -159,7 +159,8 @@ class StoreServer::Loop {
     return true;
   }
 
-  // At most half of the descriptors that this process may open, so that clients with the token find some free.
+  // Returns how many unproved connections there may be: at most half of the descriptors that this process may open, so
+  // that clients with the token find some free.
   static size_t most_strangers() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMaxUnprovedClients;
@@ -485,7 +486,7 @@ class StoreServer::Loop {
     reply(c, message.finish());
   }
 
-  // Names the missing keys if there is room for the reply. No keys mean: all of them.
+  // Replies with the missing keys if there is room for them, otherwise with an empty list, which means all keys.
   void answer_timeout(Connection& c) {
     std::vector<std::string_view> missing = table_.missing(c.id);
     size_t bytes = 16;

@@ -30,7 +30,7 @@ class StoreTable {
   // Registers a wait until all keys exist. A client has at most one wait. Returns null, or why the table refuses.
   const char* wait(Client client, std::vector<std::string> keys);
   bool is_waiting(Client client) const { return waits_.contains(client); }
-  // The keys of a client's wait that do not exist yet.
+  // Returns the keys of a client's wait that do not exist yet.
   std::vector<std::string_view> missing(Client client) const;
   const std::vector<std::string>& keys_of_wait(Client client) const { return waits_.at(client).keys; }
   bool is_satisfied(Client client) const { return waits_.at(client).n_missing == 0; }
@@ -38,9 +38,9 @@ class StoreTable {
   // Clients whose wait was satisfied since the last call. A key may have been removed again: check is_satisfied().
   std::vector<Client> take_satisfied() { return std::move(satisfied_); }
 
-  // A value that forget(client) sets. An empty key cancels it. Returns null, or why the table refuses.
+  // Keeps a value that forget(client) sets. An empty key cancels it. Returns null, or why the table refuses.
   const char* set_last_message(Client client, std::string_view key, std::string_view value);
-  // The client is gone: ends its wait, removes its own keys and sets its last message.
+  // Call when the client is gone: ends its wait, removes its own keys and sets its last message.
   void forget(Client client);
 
   size_t bytes() const { return bytes_; }

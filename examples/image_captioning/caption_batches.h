@@ -66,13 +66,13 @@ std::shared_ptr<const data::ExampleSet> encoded(const CaptionedPictures& picture
 PixelsOf processed(std::shared_ptr<const CaptionedPictures> pictures, const nn::ImageProcessor& processor,
                    int64_t keep_bytes = int64_t{1} << 30);
 
-// The published study's random data: pictures of noise, and captions of random tokens whose lengths are uniform in
-// 5..31 with weight 0.9, in 33..63 with 0.09 and in 65..255 with 0.01, times max_length / 256. Tokens are from 3 to
-// vocab_size - 1; the last token of a caption is `end`.
+// Makes the published study's random data: pictures of noise, and captions of random tokens. The length of a caption is
+// uniform in 5..31 with probability 0.9, in 33..63 with 0.09 and in 65..255 with 0.01, times max_length / 256. Tokens
+// are from 3 to vocab_size - 1; the last token of a caption is `end`.
 std::shared_ptr<const data::ExampleSet> random_captions(int64_t count, int64_t max_length, int64_t vocab_size,
                                                         int64_t start, int64_t end, uint64_t seed);
 PixelsOf random_pixels(int64_t channels, int64_t side, uint64_t seed);
-// The data of these pictures: picture i is the `numel` values from start(i) of one field of noise.
+// The data of random_pixels(): picture i is the `numel` values from start(i) of one field of noise.
 struct RandomPixels {
   static constexpr int64_t kStarts = 1 << 12;
   RandomPixels(int64_t numel, uint64_t seed);

@@ -56,7 +56,7 @@ class CaptionFile : public CaptionedPictures {
   std::vector<Row> rows_;
 };
 
-// A picture of any kind that io::read_image() reads, as an image processor takes it: (C, H, W) u8.
+// Reads a picture of any kind that io::read_image() reads. Returns it as an image processor takes it: (C, H, W) u8.
 Tensor read_picture(const std::string& path, int64_t max_pixels);
 
 // Writes the first `count` pictures as PNG files, and captions.tsv, which CaptionFile reads. Throws FileError.

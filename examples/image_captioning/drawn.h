@@ -20,7 +20,7 @@ struct DrawnGroup {
 struct DrawnScene {
   DrawnGroup first;
   std::optional<DrawnGroup> second = std::nullopt;
-  bool above = false;  // else left of
+  bool above = false;  // the first group is above the second; false: left of it
 };
 std::string caption_of(const DrawnScene& scene);
 

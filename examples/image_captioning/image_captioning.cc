@@ -120,7 +120,7 @@ class Captioner : optim::Callback {
                             o_.batch_size));
     CaptionBatches batches(captions, pixels_of(sets_.train),
                            {.order = padded(o_, {.batch_size = o_.batch_size,
-                                                 .shuffle = !o_.is_random(),  // it is random already
+                                                 .shuffle = !o_.is_random(),  // the data is random already
                                                  .seed = seed(),
                                                  .drop_last = true}),
                             .zoom = o_.zoom,
@@ -232,7 +232,7 @@ class Captioner : optim::Callback {
     return processed(pictures, model_->processor());
   }
 
-  // What a resumed run must not change, and no parameter's shape shows: heads, patches, vocabulary, augmentation.
+  // Lists what a resumed run must not change, and no parameter's shape shows: heads, patches, vocabulary, augmentation.
   std::string meaning() const {
     io::Checksum words;
     words.update(words_json_);
@@ -265,7 +265,8 @@ class Captioner : optim::Callback {
   }
   std::string text_of(const std::vector<int64_t>& tokens) const { return words_->decode(std::span(tokens)); }
 
-  // The share of held-out captions that are exact, token for token; the first process shows some.
+  // Prints the share of held-out captions that are exact, token for token. The first process shows some of its own
+  // share.
   void caption_held_out(int64_t step, int64_t num_beams) {
     data::BatchShare mine(*held_out_, job_.group->rank(), job_.group->world_size());
     mine.seek({});
@@ -297,7 +298,8 @@ class Captioner : optim::Callback {
     if (job_.lead() && !o_.output_dir.empty()) show(step, num_beams, shown);
   }
 
-  // held_out.tsv: the caption, and what the model wrote; pictures/: some of them in rows of three.
+  // Writes held_out.tsv (captions, and what the model wrote) and an image in pictures/ (some held-out pictures, in rows
+  // of three).
   void show(int64_t step, int64_t num_beams, const std::vector<std::pair<int64_t, std::string>>& shown) const {
     std::string lines;
     std::vector<Tensor> pictures;

@@ -207,7 +207,7 @@ data::ExampleBatchesOptions padded(const CaptioningOptions& o, data::ExampleBatc
       throw Error(absl::StrCat("--buckets=", o.compiler.buckets, ": the largest is above --max_length=", o.max_length));
     return batches;
   }
-  constexpr int64_t kBuckets = 8;  // as the study's multiples of 32 up to 256
+  constexpr int64_t kBuckets = 8;  // as many as the study's multiples of 32 up to 256
   for (int64_t i = 1; i <= kBuckets; ++i)
     if (const int64_t size = o.max_length * i / kBuckets; size > 0) batches.sizes.push_back(size);
   return batches;

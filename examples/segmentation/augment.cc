@@ -65,7 +65,8 @@ std::vector<Tensor> augmented(const Picture& picture, const AugmentOptions& o, G
   for (int64_t y = 0; y < H; ++y)
     for (int64_t x = 0; x < W; ++x) {
       const int64_t shown = choice.flip ? W - 1 - x : x;
-      // The place in the picture: bilinear for colours, the nearest pixel for the class.
+      // The place in the picture that this pixel shows. Colours are interpolated bilinearly; the class is that of the
+      // nearest pixel.
       const double sy = (static_cast<double>(y) + 0.5 + choice.top) / choice.scale;
       const double sx = (static_cast<double>(x) + 0.5 + choice.left) / choice.scale;
       if (sy < 0 || sx < 0 || sy >= static_cast<double>(from.height) || sx >= static_cast<double>(from.width)) continue;

@@ -15,13 +15,13 @@ namespace rondo::examples {
 
 struct AugmentOptions {
   int64_t crop_height = 0, crop_width = 0;
-  double min_scale = 0.5, max_scale = 2.0;  // of the size, drawn evenly on a logarithmic scale
+  double min_scale = 0.5, max_scale = 2.0;  // factors of the size, drawn evenly on a logarithmic scale
   double flip = 0.5;                        // the probability of a mirror image
   double colour = 0.4;                      // brightness, contrast and saturation are scaled by 1 +- this
 };
 
-// (3, H, W) u8 -> f32, normalised with ImageNet's mean and standard deviation, and padded with zeros below and at the
-// right to multiples of `multiple`.
+// Converts (3, H, W) u8 to f32: normalises with ImageNet's mean and standard deviation, and pads with zeros below and
+// at the right to multiples of `multiple`.
 Tensor normalised(const Tensor& image, int64_t multiple);
 
 // Items are {image f32 (3, H, W), mask i32 (H, W)}.

@@ -17,13 +17,13 @@ namespace rondo::examples {
 class ConfusionMatrix {
  public:
   explicit ConfusionMatrix(int64_t classes, int64_t ignore_index = nn::kIgnoredClass);
-  // Integers of one shape. Pixels whose target is the ignored class do not count. Throws Error for other classes that
-  // are not below `classes`.
+  // Adds the pixels of two tensors of integers, of one shape. Pixels whose target is the ignored class do not count.
+  // Throws Error for other classes that are not below `classes`.
   void add(const Tensor& predicted, const Tensor& targets);
   int64_t count(int64_t target, int64_t predicted) const;
   // Intersection over union of one class; nullopt if it neither occurs nor was predicted.
   std::optional<double> iou(int64_t of_class) const;
-  // Over the classes that occur or were predicted; 0 if there is none.
+  // The mean of iou() over the classes that occur or were predicted; 0 if there is none.
   double mean_iou() const;
   // The share of pixels that are right; 0 if there are none.
   double accuracy() const;

@@ -2,7 +2,7 @@
 //
 //   <folder>/miou.jsonl              a line for each evaluation: step, miou, accuracy
 //   <folder>/pictures/step-N.png     held-out pictures
-//   <folder>/tensorboard/evaluation  both
+//   <folder>/tensorboard/evaluation  miou, accuracy and pictures
 #pragma once
 
 #include <cstdint>

@@ -76,7 +76,7 @@ std::unique_ptr<FolderPictures> FolderPictures::images_in(const std::string& fol
   for (const fs::path& image : entries_of(folder))
     if (is_image(image)) files.push_back({image.stem().string(), image.string(), ""});
   if (files.empty()) throw FileError(folder, "there are no images");
-  std::map<std::string, const Files*> first;  // of each name
+  std::map<std::string, const Files*> first;  // the first file of each name
   for (const Files& file : files)
     if (const auto [other, is_new] = first.emplace(file.name, &file); !is_new)
       throw FileError(file.image, absl::StrCat("has the name of ", other->second->image,
@@ -124,7 +124,8 @@ Picture FolderPictures::get(int64_t index) const { return read(files_.at(static_
 
 Picture FolderPictures::read(const Files& files) const {
   check_header(files);
-  // --max_pixels is the limit that users set. max_bytes must not be reached first: reading takes below 8 bytes a pixel.
+  // --max_pixels is the limit that users set, so max_bytes must not be reached first. Reading takes below 8 bytes a
+  // pixel.
   const int64_t bytes = std::max(io::ReadImageOptions().max_bytes, 8 * std::min(options_.max_pixels, int64_t{1} << 40));
   Picture picture{
       files.name,

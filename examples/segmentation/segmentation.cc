@@ -225,13 +225,13 @@ class Segmenter : optim::Callback {
     };
   }
 
-  // (H, W) i64, of the picture's own size.
+  // Returns the predicted classes, (H, W) i64, in the picture's own size.
   Tensor predicted(const Picture& picture) {
     const Tensor image = normalised(picture.image, kMultiple);
     const Tensor classes = classes_of(image.unsqueeze(0).to(o_.device), image.size(1), image.size(2)).select(0, 0);
     return classes.slice(0, {0, picture.image.size(1)}).slice(1, {0, picture.image.size(2)}).contiguous();
   }
-  // (B, H, W) i64 on the CPU.
+  // Returns the predicted classes, (B, H, W) i64 on the CPU.
   Tensor classes_of(const Tensor& images, int64_t H, int64_t W) {
     const amp::Autocast autocast(lower());
     compiler_->mark({images});
@@ -270,7 +270,7 @@ class Segmenter : optim::Callback {
     if (job_.lead()) log_.write(now.step, matrix.mean_iou(), matrix.accuracy());
   }
 
-  // Held-out pictures: image, truth, prediction.
+  // Logs some held-out pictures, one in each row: image, truth, prediction.
   void show_pictures(int64_t step) {
     std::vector<Tensor> parts;
     for (int64_t i = 0; i < std::min(kShownPictures, validation_->size()); ++i) {

@@ -92,7 +92,7 @@ template <class F> rondo_status guarded(F body) noexcept {
   }
 }
 
-// body(session), when it is this call's turn.
+// Runs body(session) when it is this call's turn.
 template <class F> rondo_status with_session(const rondo_model* model, F body) noexcept {
   return guarded([&] {
     const Handle::Turn session(find_handle(model));
@@ -107,7 +107,8 @@ template <class T> T* required(T* pointer, const char* name) {
   return pointer;
 }
 
-// The options in the struct of this version. REQUIRES: `options` is null, or points to options->size bytes.
+// Copies `options`, whose struct may be that of another version, to the struct of this version. REQUIRES: `options` is
+// null, or points to options->size bytes.
 template <class T> T read_options(const T* options, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && offsetof(T, size) == 0);
   T read{};
@@ -125,7 +126,7 @@ template <class T> T read_options(const T* options, const char* name) {
   return read;
 }
 
-// A copy for the caller, who frees it with rondo_free().
+// Returns a copy that the caller frees with rondo_free().
 char* copy_text(const std::string& text) {
   char* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();

@@ -143,12 +143,13 @@ RONDO_API rondo_status rondo_set_learning_rate(rondo_model* model, double lr);
  * the right, with label -100. `loss` gets the mean cross-entropy in nats before the update, and may be null. */
 RONDO_API rondo_status rondo_train_tokens(rondo_model* model, const int32_t* tokens, const int32_t* labels,
                                           int64_t batch, int64_t length, double* loss);
-/* The same on texts, one row each. Texts are not cut: a text with more tokens than the model takes is an error. The
- * text of a special token, such as <|endoftext|>, becomes that token, and no end-of-text token is added. If only a part
- * of a text is to count in the loss, use rondo_encode() and rondo_train_tokens() with labels. */
+/* Like rondo_train_tokens(), but on `count` texts, one row each. Texts are not cut: a text with more tokens than the
+ * model takes is an error. The text of a special token, such as <|endoftext|>, becomes that token, and no end-of-text
+ * token is added. If only a part of a text is to count in the loss, use rondo_encode() and rondo_train_tokens() with
+ * labels. */
 RONDO_API rondo_status rondo_train_text(rondo_model* model, const char* const* texts, int64_t count, double* loss);
 
-/* The loss alone: nothing changes, and dropout is off. */
+/* These two only compute the loss: they change nothing, and dropout is off. */
 RONDO_API rondo_status rondo_evaluate_tokens(rondo_model* model, const int32_t* tokens, const int32_t* labels,
                                              int64_t batch, int64_t length, double* loss);
 RONDO_API rondo_status rondo_evaluate_text(rondo_model* model, const char* const* texts, int64_t count, double* loss);
@@ -188,8 +189,8 @@ enum {
 RONDO_API rondo_status rondo_generate_text(rondo_model* model, const char* prompt,
                                            const rondo_generate_options* options, char** text,
                                            rondo_finish_reason* reason);
-/* The same on token ids. Needs no tokenizer, except for `stop` and `on_text`. `tokens` has room for `capacity` ids, at
- * least max_new_tokens; `count` gets the number of new ids. */
+/* Like rondo_generate_text(), but on token ids. Needs no tokenizer, except for `stop` and `on_text`. `tokens` has room
+ * for `capacity` ids, at least max_new_tokens; `count` gets the number of new ids. */
 RONDO_API rondo_status rondo_generate_tokens(rondo_model* model, const int32_t* prompt, int64_t prompt_length,
                                              const rondo_generate_options* options, int32_t* tokens, int64_t capacity,
                                              int64_t* count, rondo_finish_reason* reason);
@@ -217,22 +218,24 @@ typedef struct rondo_chat_options {
  * [{"role": "user", "content": "Hello!"}], or an object with "messages", and with "tools", "documents" and
  * "chat_template_kwargs" if there are any. The text of a special token in a message stays ordinary text. `ids` and
  * `count` are as in rondo_encode(). `labels` gets labels for rondo_train_tokens(): the ids of what the assistant says,
- * and -100 elsewhere. It may be null, and has to be with add_generation_prompt. If labels are wanted and the template
- * does not show exactly which ids are the assistant's: RONDO_BAD_ARGUMENT, and the message says what to do. */
+ * and -100 for all other ids. `labels` may be null, and must be null with add_generation_prompt. If labels are wanted
+ * and the template does not show exactly which ids are the assistant's, the call returns RONDO_BAD_ARGUMENT, and the
+ * message says what to do. */
 RONDO_API rondo_status rondo_encode_chat(rondo_model* model, const char* conversation,
                                          const rondo_chat_options* options, int32_t* ids, int32_t* labels,
                                          int64_t capacity, int64_t* count);
 
 /* ---- Settings of the process, for all models ---- */
 
-/* How many threads one call uses for its arithmetic, the calling thread included. Default: the cores that the process
- * may use. Results do not depend on the number. */
+/* Sets how many threads one call uses for its arithmetic, the calling thread included. Default: the cores that the
+ * process may use. Results do not depend on the number. */
 RONDO_API rondo_status rondo_set_num_threads(int32_t threads);
-/* The most bytes of host memory that Rondo's tensors and its cache of freed memory take together; what needs more is
- * RONDO_OUT_OF_MEMORY. 0: no limit, which is the default. A GPU's memory is neither limited nor counted. */
+/* Sets the most bytes of host memory that Rondo's tensors and its cache of freed memory take together; a call that
+ * needs more returns RONDO_OUT_OF_MEMORY. 0: no limit, which is the default. A GPU's memory is neither limited nor
+ * counted. */
 RONDO_API rondo_status rondo_set_memory_limit(int64_t bytes);
-/* The most bytes of freed memory that are kept for reuse; 0 keeps none of the large blocks. Default: half of the memory
- * that the process may use. */
+/* Sets the most bytes of freed memory that are kept for reuse; 0 keeps none of the large blocks. Default: half of the
+ * memory that the process may use. */
 RONDO_API rondo_status rondo_set_cache_limit(int64_t bytes);
 /* Bytes of host memory: of tensors in use, and of freed memory that is kept. Either pointer may be null. */
 RONDO_API rondo_status rondo_memory(int64_t* in_use, int64_t* kept);

@@ -58,7 +58,7 @@ void check_not_negative(const char* name, double value) {
 
 }  // namespace
 
-// This thread draws from the session's stream in this scope, and from its own again afterwards.
+// In this scope, this thread draws its random numbers from the session's stream; afterwards from its own stream again.
 class Session::RandomScope {
  public:
   explicit RandomScope(Session& session)
@@ -91,14 +91,14 @@ Session::Session(const std::string& folder, const rondo_model_options& options)
       positions_(model_.max_length()) {
   if (text::AutoTokenizer::is_in(folder)) tokenizer_.emplace(text::AutoTokenizer::from_pretrained(folder));
   end_tokens_ = nn::end_tokens(folder, tokenizer_ ? &*tokenizer_ : nullptr);
-  // An end token that the model cannot write ends nothing.
+  // The model cannot generate an id outside of its vocabulary, so such an end token would end nothing.
   std::erase_if(end_tokens_, [&](int64_t id) { return id >= vocab_size_; });
   model_->to(device_);
   if (options.compile != 0) compile::compile_regions(*model_);
 }
 
 void Session::save_model(const std::string& folder) {
-  // First, so that a folder with a config.json, which is written last, is complete.
+  // The tokenizer's files are copied first. config.json is written last, so a folder with a config.json is complete.
   if (tokenizer_) text::AutoTokenizer::copy_files(tokenizer_folder_, folder);
   model_.save_pretrained(folder);
 }
@@ -337,7 +337,8 @@ std::string Session::text_after(std::span<const int32_t> prompt, std::span<const
   const std::string before = tokenizer_->decode(ids);
   ids.insert(ids.end(), tokens.begin(), tokens.end());
   const std::string all = tokenizer_->decode(ids);
-  // A decoder may drop the space at the start of a text, so the new tokens' own text may lack one.
+  // A decoder may drop the space at the start of a text. So this takes what the new tokens add to the prompt's text:
+  // the text of the new tokens alone may lack a space.
   if (all.starts_with(before)) return all.substr(before.size());
   return tokenizer_->decode(std::span(ids).subspan(prompt.size()));
 }

@@ -39,7 +39,7 @@ class Session {
   };
   Rows rows_of(const int32_t* tokens, const int32_t* labels, int64_t batch, int64_t length) const;
   Rows rows_of(std::span<const std::string> texts) const;
-  // One step; returns the loss before it.
+  // Makes one step. Returns the loss before the step's update.
   double train(const Rows& rows);
   double evaluate(const Rows& rows);
 
@@ -57,10 +57,10 @@ class Session {
   const text::PreTrainedTokenizer& tokenizer() const;
   // Throws Error if an id is outside of the model's vocabulary.
   void check_ids(std::span<const int32_t> ids) const;
-  // The mean loss of rows, through the model as it is now.
+  // Returns the mean loss of rows, through the model as it is now.
   Tensor loss_of(const Rows& rows);
   Optimizer& optimizer();
-  // The text that `tokens` add to the prompt's.
+  // Returns the text that `tokens` add to the text of the prompt.
   std::string text_after(std::span<const int32_t> prompt, std::span<const int64_t> tokens) const;
 
   const std::string folder_;            // as the caller names it

@@ -8,7 +8,7 @@ namespace {
 // Decoders write U+FFFD for bytes that are no character, or not yet one.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// The start of the longest suffix of `text` that is a proper prefix of `stop`; text.size() if there is none.
+// Returns the start of the longest suffix of `text` that is a proper prefix of `stop`; text.size() if there is none.
 size_t start_of_stop(std::string_view text, std::string_view stop) {
   for (size_t n = std::min(text.size(), stop.size() - 1); n > 0; --n)
     if (text.ends_with(stop.substr(0, n))) return text.size() - n;

@@ -1,5 +1,6 @@
-// TextStream: sends the text of tokens that come one by one, as soon as it is certain. Held back are characters of
-// which some bytes are still missing, and text that may be the start of a stop text. The pieces together are the text.
+// TextStream: receives tokens one by one, and sends their text as soon as it is certain. It holds back characters of
+// which some bytes are still missing, and text that may be the start of a stop text. Together, the pieces are the whole
+// text.
 #pragma once
 
 #include <cstdint>

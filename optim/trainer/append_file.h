@@ -6,7 +6,7 @@
 
 namespace rondo::optim {
 
-// A regular file: opening a FIFO or a device is an error. Throws FileError, here and below.
+// A regular file: opening a FIFO or a device is an error. All functions throw FileError.
 class AppendFile {
  public:
   enum Mode { kReplace, kContinue };

@@ -32,8 +32,8 @@ struct Progress {
   double lr = std::numeric_limits<double>::quiet_NaN();         // of group 0 in the last step
   double grad_norm = std::numeric_limits<double>::quiet_NaN();  // before clipping; measured where gradients are clipped
   std::optional<double> eval_loss = std::nullopt;               // mean over all targets, by the last evaluation
-  std::optional<double> best_eval_loss = std::nullopt;          // the lowest one
-  int64_t best_step = 0;                                        // and its step
+  std::optional<double> best_eval_loss = std::nullopt;          // the lowest evaluation loss
+  int64_t best_step = 0;                                        // the step of the lowest evaluation loss
   // Steps that changed no parameter: a gradient was not finite, or no target counted.
   int64_t skipped_steps = 0;
   // Means over the steps since the last on_log(); evaluations, checkpoints and callbacks are not timed.

@@ -84,7 +84,7 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) try {
   if (first_step == 0) remove_files(folder, prefix);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
-  // Readers take the files in the order of their names.
+  // Readers take the files in the order of their names, so the name has the time.
   const std::string path = formatted("%s/%s%010d.%06d", folder, prefix, us / 1000000, us % 1000000);
   file_ = std::make_unique<AppendFile>(path, AppendFile::kReplace);
   std::string payload;

@@ -83,7 +83,7 @@ MetricsFile::MetricsFile(const std::string& path, int64_t first_step) {
   std::error_code none;
   if (first_step > 0 && std::filesystem::exists(path, none)) {
     data::LineReader lines(path);
-    // The loop ends at a line that a kill cut short: it is later than any checkpoint.
+    // The loop ends at a line that a kill cut short: that line was written after the newest checkpoint.
     for (std::string_view line; lines.next(line) && lines.ended();) {
       const MetricsRecord record = record_of(line, path, lines.number());
       if (record.step > first_step) break;

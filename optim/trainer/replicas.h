@@ -24,15 +24,15 @@ class Replicas {
   virtual int rank() const = 0;  // of this process; 0 writes the files
   virtual int size() const = 0;
 
-  // The sum of each value over the processes, with the same bits in all of them.
+  // Returns the sum of each value over the processes, with the same bits in all of them.
   virtual std::vector<double> sum(const std::vector<double>& values, std::string_view name) = 0;
-  // The sum of weight * value over all `terms` and processes, in f64. The tensors have one element. The exchange begins
-  // as soon as they can be read without waiting. The returned function waits for the sum, and is called once.
+  // Sums weight * value over all `terms` and processes, in f64. The tensors have one element. The exchange begins as
+  // soon as the tensors can be read without waiting. The returned function waits for the sum; call it once.
   virtual std::function<double()> begin_sum(std::vector<std::pair<double, Tensor>> terms, std::string_view name) = 0;
   // Throws an Error in every process unless all pass the same lines; it names a process and a line that differ.
   virtual void require_equal(const std::vector<std::string>& lines, std::string_view name) = 0;
 
-  // loss.backward(). The gradients of all but the last backward of a step stay in this process.
+  // Runs loss.backward(). The gradients of all but the last backward of a step stay in this process.
   virtual void backward(const Tensor& loss, bool is_last) = 0;
   // Called after the last backward of a step: gradients become the averages over the processes. `ran_backward`: false
   // if this process ran no backward in this step. Its gradients then count as zeros.

@@ -64,18 +64,19 @@ class Trainer {
   void cancel() noexcept;
   Progress progress() const;
 
-  // The mean loss over all targets of the evaluation data; with replicas each process evaluates its share. Throws Error
-  // if there is no such data, or no target in it.
+  // Returns the mean loss over all targets of the evaluation data; with replicas each process evaluates its share.
+  // Throws Error if there is no evaluation data, or no target in it.
   double evaluate();
 
   using Resumed = ResumedRun;
-  // Goes on from the newest whole checkpoint of `folder`; "": output_dir. nullopt: there is none. Throws ResumeError,
-  // nn::StateDictError or FileError before anything is changed.
+  // Goes on from the newest whole checkpoint of `folder`, or of output_dir if `folder` is "". Returns nullopt if there
+  // is no checkpoint. Throws ResumeError, nn::StateDictError or FileError before anything is changed.
   std::optional<Resumed> resume_from_checkpoint(const std::string& folder = "");
-  // The same for one file.
+  // Like resume_from_checkpoint(), but goes on from the checkpoint in this file.
   void resume_from_file(const std::string& path);
-  // Writes a checkpoint into output_dir now; returns its path. Callbacks may call this, but on_micro_step(): Error.
-  // With replicas only rank 0 writes the file. Other ranks get "", and do nothing unless the states are in shards.
+  // Writes a checkpoint into output_dir now; returns its path. Callbacks may call this, except in on_micro_step(),
+  // where it throws Error. With replicas only rank 0 writes the file. Other ranks get "", and do nothing unless the
+  // states are in shards.
   std::string save_checkpoint();
 
  private:
@@ -117,6 +118,7 @@ class Trainer {
 // exact: the job's order of batches goes on. If ranks times gradient_accumulation_steps is as before, every step has
 // the same batches. Losses then differ only by the order of sums, and by what each process computes for itself: masks
 // of dropout, and the statistics of BatchNorm over its own batch (over those of all processes if it is synchronised).
-// Otherwise steps have other sizes from there on: Note [Other steps] in trainer_run.cc. The same holds for another
-// batch size if the data can be cut anew (BatchSource::cut_from; data::ExampleBatches can): a step of 4 rows goes on as
-// 2 batches of 2, or as one batch of 2 in each of two processes, with the same rows.
+// If that product has changed, steps have another size from the checkpoint on: Note [Other steps] in trainer_run.cc.
+// A run may also go on with another batch size if the data can be cut anew (BatchSource::cut_from; data::ExampleBatches
+// can). The order of the rows goes on, too: a step of 4 rows goes on as 2 batches of 2, or as one batch of 2 in each of
+// two processes, with the same rows.

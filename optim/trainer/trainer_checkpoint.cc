@@ -34,7 +34,7 @@ void add(io::Checksum& sum, const Tensor& tensor) {
 
 std::string text_of(const io::Checksum& sum) { return absl::StrCat(absl::Hex(sum.digest(), absl::kZeroPad16)); }
 
-// The properties of an adapter that the shapes of its tensors do not show.
+// Describes the properties of an adapter that the shapes of its tensors do not show.
 std::string adapter_identity(nn::ModuleBase& model) {
   const std::string name = nn::active_adapter(model);
   if (name.empty()) return "none";
@@ -45,7 +45,7 @@ std::string adapter_identity(nn::ModuleBase& model) {
                       o.rslora ? ", rslora" : "", patterns);
 }
 
-// The entries whose names begin with `prefix`, without it.
+// Returns the entries whose names begin with `prefix`, under names without the prefix.
 nn::StateDict with_prefix(const io::TensorMap& tensors, std::string_view prefix) {
   nn::StateDict found;
   for (const auto& [name, tensor] : tensors)
@@ -77,7 +77,7 @@ class OrderOf {
       source_.cut_from(rows_.order);
       source_.seek(at_);
       checksum_ = known_;
-    } catch (...) {  // the source had this order before: only one that breaks its contract throws
+    } catch (...) {  // the source had this order before: only a source that breaks its contract throws
     }
   }
   OrderOf(const OrderOf&) = delete;
@@ -124,7 +124,8 @@ std::vector<nn::NamedTensor> TrainerRun::saved_tensors() const {
   return tensors;
 }
 
-// A checksum of the frozen parameters, without those of other adapters. Computed once, as they do not change.
+// Returns a checksum of the frozen parameters, without those of other adapters. It is computed once, because these
+// parameters do not change.
 const std::string& TrainerRun::base_checksum() {
   if (!base_checksum_.empty()) return base_checksum_;
   io::Checksum sum;
@@ -140,9 +141,9 @@ const std::string& TrainerRun::base_checksum() {
   return base_checksum_ = text_of(sum);
 }
 
-// The fingerprint of the data. If the source has none: a checksum of a few batches spread over the first epoch, with
-// the first and the last, or of the first few if the epoch does not end. Other data, batch sizes, tokenizers, shuffles
-// or masks give other checksums.
+// Returns the fingerprint of the data. If the source has none, returns a checksum of a few batches spread over the
+// first epoch, with the first and the last one, or of the first few if the epoch does not end. Other data, batch sizes,
+// tokenizers, shuffles or masks give other checksums.
 const std::string& TrainerRun::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
   if (const uint64_t known = source_.fingerprint(); known != 0)
@@ -166,7 +167,8 @@ const std::string& TrainerRun::data_checksum() {
   return data_checksum_ = text_of(sum);
 }
 
-// A run must not be resumed later from the checkpoint of another run.
+// If output_dir has checkpoints of another run, throws Error, or deletes them with overwrite_output_dir: this run must
+// not be resumed from them later.
 void TrainerRun::claim_output_dir() {
   const std::string& folder = options_.output_dir;
   if (!writes() || owns_output_dir_) return;
@@ -174,7 +176,7 @@ void TrainerRun::claim_output_dir() {
   bool resumed_here = false;
   for (size_t i = 0; i < others.size() && !resumed_here; ++i)
     if (same_file(others[i], resumed_path_)) {
-      others.resize(i);  // later ones only
+      others.resize(i);  // keeps those that are newer than the resumed one
       resumed_here = true;
     }
   if (!others.empty() && !options_.overwrite_output_dir)
@@ -280,7 +282,7 @@ void TrainerRun::resume(const io::Checkpoint& checkpoint, const std::string& pat
   if (options_.ignore_data_skip) {
     at = {};
   } else {
-    // Another batch size: the same rows in the same order, cut otherwise.
+    // The batch size may have changed: the rows are the same, in the same order, but cut into other batches.
     data::BatchSource::Rows then;
     const data::BatchSource::Rows rows = source_.rows();
     if (checkpoint.state.contains("rows_per_batch")) then = {number("rows_per_batch"), number("rows_of_order")};

@@ -24,7 +24,7 @@ using LossFn = std::function<Tensor(const data::Batch& batch)>;
 
 // For batches of a language model, {x, y, ...}: how many entries of y are not data::kIgnoreIndex.
 int64_t unmasked_targets(const data::Batch& batch);
-// The first dimension of the batch's first tensor; 1 for a number.
+// Returns the first dimension of the batch's first tensor, or 1 if that tensor has no dimensions.
 int64_t batch_rows(const data::Batch& batch);
 
 // Options have the names of Hugging Face's transformers.TrainingArguments where it has them.
@@ -53,14 +53,14 @@ struct TrainerOptions {
   // parameters, in memory and in each checkpoint.
   bool load_best_model_at_end = false;
 
-  std::string output_dir = {};        // of the checkpoints; empty: none are written
+  std::string output_dir = {};        // the folder of the checkpoints; empty: none are written
   int64_t save_steps = 500;           // 0: at the end of each epoch. There is always a checkpoint when train() returns
   int save_total_limit = 2;           // this number of the newest checkpoints is kept
   bool overwrite_output_dir = false;  // a new run deletes the checkpoints of an older one; otherwise they are an error
   // Checkpoints leave out frozen parameters, which must be the same when resuming. nullopt: if an adapter is active.
   std::optional<bool> save_only_trainable = std::nullopt;
   bool ignore_data_skip = false;  // resume on other data or batches, from the beginning of the data
-  uint64_t seed = 42;             // of random numbers, such as dropout's
+  uint64_t seed = 42;             // the seed of random numbers, such as dropout's
   Replicas* replicas = nullptr;   // null: one process trains. Must outlive the Trainer
 };
 

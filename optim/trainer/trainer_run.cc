@@ -32,7 +32,7 @@ class PositionOf {
   ~PositionOf() {
     try {
       source_.seek(before_);
-    } catch (...) {  // the source was there before: only one that breaks its contract throws
+    } catch (...) {  // the source was there before: only a source that breaks its contract throws
     }
   }
   PositionOf(const PositionOf&) = delete;
@@ -71,7 +71,7 @@ class RandomStateOfThread {
   const uint64_t seed_, offset_;
 };
 
-// The batch with 0 rows. Tensors without dimensions are left as they are.
+// Returns the batch with 0 rows. Tensors without dimensions are left as they are.
 data::Batch without_rows(const data::Batch& batch) {
   data::Batch empty;
   for (const Tensor& tensor : batch) empty.push_back(tensor.rank() == 0 ? tensor : tensor.slice(0, {0, 0}));
@@ -147,7 +147,7 @@ class TrainerRun::Session {
     if (run.writes()) run.data_checksum();  // now, not in the middle of the run
     run.compare_replicas();
     run.model_.train();
-    run.optimizer_.zero_grad();  // what the caller may have left
+    run.optimizer_.zero_grad();  // drops gradients that the caller may have left
     run.batches_.emplace(run.train_data_, run.optimizer_.device(), data::DeviceBatchesOptions{.across_epochs = true});
     run.training_ = true;
   }
@@ -199,7 +199,8 @@ TrainResult TrainerRun::train() {
   return {reason, progress()};
 }
 
-// One optimizer step on the mean loss over all targets of its micro-batches. If cancelled: false, and nothing changes.
+// Makes one optimizer step on the mean loss over all targets of its micro-batches. Returns false if cancelled: then
+// nothing has changed.
 bool TrainerRun::train_step() {
   const data::BatchSource::Position begin = batches_->position();
   BuffersOf buffers(model_);
@@ -251,8 +252,8 @@ bool TrainerRun::train_step() {
   return true;
 }
 
-// Looks at the batches of the next step: the weight of each depends on all of them. The last step of an epoch has the
-// batches that are left. Returns false if cancelled.
+// Counts the targets of the next step's batches before the step takes them: the weight of each batch depends on all of
+// them. The last step of an epoch has the batches that are left. Returns false if cancelled.
 bool TrainerRun::fetch(Micro& step) {
   bool ended = false;
   const int64_t ranks = replicas_ == nullptr ? 1 : replicas_->size();
@@ -396,13 +397,13 @@ int64_t TrainerRun::planned_step() const { return options_.max_steps > 0 ? state
 
 int64_t TrainerRun::batches_per_step() const { return batches_of_step(options_); }
 
-// How many steps of this run's size come before this position.
+// Returns how many steps of this run's size come before this position.
 int64_t TrainerRun::epoch_steps_at(data::BatchSource::Position at) const {
   const int64_t of_an_epoch = steps_of_epoch(options_, train_data_.size());
   return (at.epoch + 1) * of_an_epoch - steps_of_epoch(options_, train_data_.size() - at.batch);
 }
 
-// All processes must begin at the same place with the same data.
+// Throws an error in every process unless all processes begin at the same place with the same data.
 void TrainerRun::compare_replicas() {
   if (replicas_ == nullptr) return;
   const data::BatchSource::Position at = train_data_.position();

@@ -28,7 +28,7 @@ class TrainerRun {
   TrainerRun(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
              data::BatchSource* eval_data, TrainerOptions options);
 
-  // Trainer's functions of these names.
+  // These do what Trainer's functions of the same names promise.
   void add_callback(Callback& callback);
   TrainResult train();
   void cancel() noexcept { cancelled_.store(true); }
@@ -63,7 +63,7 @@ class TrainerRun {
     int64_t step = 0;
     int64_t skipped_steps = 0;
     double loss = std::numeric_limits<double>::quiet_NaN(), lr = loss, grad_norm = loss;  // of the last step
-    int64_t evaluated_step = -1;                                                          // of the last evaluation
+    int64_t evaluated_step = -1;  // the step of the last evaluation
     std::optional<double> eval_loss = std::nullopt;
     Best best = {};
   };
@@ -93,9 +93,9 @@ class TrainerRun {
   void restore_best();
   void show_state();
   bool is_cancelled() const { return replicas_ != nullptr ? agreed_to_stop_ : cancelled_.load(); }
-  // This process writes the files.
+  // True if this process writes the files.
   bool writes() const { return !options_.output_dir.empty() && (replicas_ == nullptr || replicas_->rank() == 0); }
-  // Each process has a part of the optimizer's states, so all of them take part in a checkpoint.
+  // True if each process has a part of the optimizer's states. Then all of them take part in a checkpoint.
   bool shares_states() const { return replicas_ != nullptr && replicas_->share_states_of(optimizer_); }
   bool saves() const { return writes() || (shares_states() && !options_.output_dir.empty()); }
   void compare_replicas();
@@ -126,10 +126,10 @@ class TrainerRun {
   const LossFn loss_;
   const TrainerOptions options_;
   Replicas* const replicas_;                                  // null: one process
-  std::optional<data::BatchShare> train_share_, eval_share_;  // of this process, with replicas
-  data::BatchSource& source_;                                 // of all processes
-  data::BatchSource& train_data_;                             // of this one
-  std::optional<data::DeviceBatches> batches_;  // while train() runs: train_data_ on the device, a batch ahead
+  std::optional<data::BatchShare> train_share_, eval_share_;  // this process's shares of the data, with replicas
+  data::BatchSource& source_;                                 // the training data of all processes
+  data::BatchSource& train_data_;                             // the training data of this process
+  std::optional<data::DeviceBatches> batches_;  // while train() runs: train_data_ on the device, read ahead
   data::BatchSource* const eval_data_;          // may be null
   std::vector<Callback*> callbacks_;
   std::optional<amp::GradScaler> scaler_;  // with f16
@@ -139,7 +139,7 @@ class TrainerRun {
   State state_;
   Timed timed_;
 
-  int64_t saved_step_ = -1;  // of the newest checkpoint, or of one that could not be written
+  int64_t saved_step_ = -1;  // the step of the newest checkpoint, or of one that could not be written
   std::string resumed_path_;
   bool owns_output_dir_ = false;               // the checkpoints in it are this run's
   std::string base_checksum_, data_checksum_;  // "": not computed yet
