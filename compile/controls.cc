@@ -22,7 +22,7 @@ class EagerHook final : public nn::CallHook {
 }  // namespace
 
 void disable(nn::ModuleBase& module) {
-  static const auto hook = std::make_shared<EagerHook>();
+  static const auto& hook = *new auto(std::make_shared<EagerHook>());
   module.apply([](nn::ModuleBase& m) { m.call_hook = nullptr; });
   module.call_hook = hook;
   module.note_change();

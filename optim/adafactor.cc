@@ -131,15 +131,15 @@ struct WeightAndRho {
 };
 
 const UpdatePlan& adafactor_plan(const AdafactorOptions& /*o*/, const Tensor& param) {
-  static const RowProgram step_size = {
+  static const RowProgram& step_size = *new RowProgram{
       program_body<StepSize>("adafactor_step_size"), {AdafactorScalars::kStep}, {AdafactorScalars::kStep}};
-  static const UpdatePlan vector = {
+  static const UpdatePlan& vector = *new UpdatePlan{
       {{.name = "variance", .nonnegative = true}},
       {{body_of<AdafactorVectorGather>("adafactor_vector_gather")},
        {.body = body_of<AdafactorVectorApply>("adafactor_vector_apply"), .program = step_size}},
       /*matrices=*/false,
       /*own_scalars=*/true};
-  static const UpdatePlan matrix = {
+  static const UpdatePlan& matrix = *new UpdatePlan{
       {{.name = "row_var", .layout = Layout::kPerRow},
        {.name = "col_var", .layout = Layout::kPerColumn},
        {.name = "row_factor", .layout = Layout::kPerRow, .transient = true}},
@@ -151,8 +151,8 @@ const UpdatePlan& adafactor_plan(const AdafactorOptions& /*o*/, const Tensor& pa
 }
 
 ScalarRule adafactor_rule(const AdafactorOptions& o) {
-  static const RowProgram program = step_program<WeightAndRho>("adafactor_rates",
-                                                               {AdafactorScalars::kWeight, AdafactorScalars::kStep});
+  static const RowProgram& program = *new RowProgram(
+      step_program<WeightAndRho>("adafactor_rates", {AdafactorScalars::kWeight, AdafactorScalars::kStep}));
   static_assert(AdafactorScalars::kScalars == 5);
   return {.values = {o.maximize ? -1.0 : 1.0, /*weight=*/0, /*eps=*/0, 1 - o.lr * o.weight_decay, /*step=*/0},
           .program = &program,

@@ -68,14 +68,15 @@ class Adagrad : public FormulaOptimizer<Adagrad, AdagradOptions> {
                                {"eps", o.eps}});
   }
   static ScalarRule rule(const AdagradOptions& o) {
-    static const RowProgram program = step_program<AdagradRate>("adagrad_rate", {3});
+    static const RowProgram& program = *new RowProgram(step_program<AdagradRate>("adagrad_rate", {3}));
     static_assert(AdagradFormula::kScalars == 4);
     return {.values = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.eps, /*lr=*/0},
             .program = &program,
             .numbers = {o.lr, o.lr_decay}};
   }
   static const UpdatePlan& plan(const AdagradOptions& /*o*/) {
-    static const UpdatePlan plan = plan_of<AdagradFormula>("adagrad", {{.name = "sum", .nonnegative = true}});
+    static const UpdatePlan& plan = *new UpdatePlan(
+        plan_of<AdagradFormula>("adagrad", {{.name = "sum", .nonnegative = true}}));
     return plan;
   }
   static double initial_state(const AdagradOptions& o) { return o.initial_accumulator_value; }

@@ -14,16 +14,16 @@ AdamOptions as_adam(const AdamWOptions& o) {
 
 // Both optimizers have one formula. In messages and profiles it has the optimizer's name.
 template <bool kDecoupled> const UpdatePlan& adam_plan(const AdamOptions& o, const Tensor& /*param*/) {
-  static const UpdatePlan plain = plan_of<AdamFormula<false>>(
-      kDecoupled ? "adamw" : "adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}});
-  static const UpdatePlan with_max = plan_of<AdamFormula<true>>(
+  static const UpdatePlan& plain = *new UpdatePlan(plan_of<AdamFormula<false>>(
+      kDecoupled ? "adamw" : "adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}}));
+  static const UpdatePlan& with_max = *new UpdatePlan(plan_of<AdamFormula<true>>(
       kDecoupled ? "adamw_amsgrad" : "adam_amsgrad",
-      {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}, {.name = "max_exp_avg_sq", .nonnegative = true}});
+      {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}, {.name = "max_exp_avg_sq", .nonnegative = true}}));
   return o.amsgrad ? with_max : plain;
 }
 
 ScalarRule adam_rule(const AdamOptions& o, bool decoupled) {
-  static const RowProgram corrections = {bias_corrections(), {}, {6, 7}};
+  static const RowProgram& corrections = *new RowProgram{bias_corrections(), {}, {6, 7}};
   static_assert(AdamFormula<false>::kScalars == 9);
   return {.values = {o.maximize ? -1.0 : 1.0, decoupled ? 0.0 : o.weight_decay,
                      decoupled ? 1.0 - o.lr * o.weight_decay : 1.0, 1 - o.betas[0], o.betas[1], 1 - o.betas[1],

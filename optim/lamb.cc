@@ -20,7 +20,7 @@ struct TrustRatio {
 };
 
 const UpdatePlan& lamb_plan(const LAMBOptions& /*o*/, const Tensor& /*param*/) {
-  static const UpdatePlan plan = {
+  static const UpdatePlan& plan = *new UpdatePlan{
       {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
       {{body_of<LAMBGather>("lamb_gather")},
        {.body = body_of<LAMBApply>("lamb_apply"),
@@ -31,7 +31,7 @@ const UpdatePlan& lamb_plan(const LAMBOptions& /*o*/, const Tensor& /*param*/) {
 }
 
 ScalarRule lamb_rule(const LAMBOptions& o) {
-  static const RowProgram corrections = {bias_corrections(), {}, {3, 4}};
+  static const RowProgram& corrections = *new RowProgram{bias_corrections(), {}, {3, 4}};
   static_assert(LAMBScalars::kScalars == 9);
   return {.values = {1 - o.betas[0], o.betas[1], 1 - o.betas[1], /*inverse1=*/0, /*inverse_root2=*/0, o.eps,
                      o.weight_decay, o.lr, /*trust=*/1},

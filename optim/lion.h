@@ -57,7 +57,7 @@ class Lion : public FormulaOptimizer<Lion, LionOptions> {
     return {.values = {o.maximize ? -1.0 : 1.0, 1 - o.lr * o.weight_decay, 1 - o.betas[0], 1 - o.betas[1], o.lr}};
   }
   static const UpdatePlan& plan(const LionOptions& /*o*/) {
-    static const UpdatePlan plan = plan_of<LionFormula>("lion", {{"exp_avg"}});
+    static const UpdatePlan& plan = *new UpdatePlan(plan_of<LionFormula>("lion", {{"exp_avg"}}));
     return plan;
   }
   static FormulaCode<LionOptions> code();

@@ -37,10 +37,11 @@ struct InverseNorm {
 
 const UpdatePlan& muon_plan(const MuonOptions& /*o*/, const Tensor& param) {
   if (param.rank() != 2) throw Error("Muon: parameters must be matrices; give the others to AdamW");
-  static const UpdatePlan plan = {{{"momentum_buffer"}, {.name = "step", .transient = true}},
-                                  {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}},
-                                  /*matrices=*/false,
-                                  /*own_scalars=*/true};
+  static const UpdatePlan& plan = *new UpdatePlan{
+      {{"momentum_buffer"}, {.name = "step", .transient = true}},
+      {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}},
+      /*matrices=*/false,
+      /*own_scalars=*/true};
   return plan;
 }
 

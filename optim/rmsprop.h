@@ -74,7 +74,7 @@ class RMSprop : public FormulaOptimizer<RMSprop, RMSpropOptions> {
   static const UpdatePlan& plan(const RMSpropOptions& o) {
     const StateSpec square = {.name = "square_avg", .nonnegative = true}, mean = {"grad_avg"},
                     buffer = {"momentum_buffer"};
-    static const UpdatePlan plans[] = {
+    static const auto& plans = *new std::array{
         plan_of<RMSpropFormula<false, false>>("rmsprop", {square}),
         plan_of<RMSpropFormula<false, true>>("rmsprop_momentum", {square, buffer}),
         plan_of<RMSpropFormula<true, false>>("rmsprop_centered", {square, mean}),

@@ -68,7 +68,7 @@ class SGD : public FormulaOptimizer<SGD, SGDOptions> {
       throw Error("SGD: nesterov needs momentum and no dampening");
   }
   static ScalarRule rule(const SGDOptions& o) {
-    static const RowProgram program = step_program<SGDGradWeight>("sgd_grad_weight", {4});
+    static const RowProgram& program = *new RowProgram(step_program<SGDGradWeight>("sgd_grad_weight", {4}));
     static_assert(SGDFormula<false>::kScalars == 7);
     return {.values = {o.maximize ? -1.0 : 1.0, o.weight_decay, o.lr, o.momentum, /*grad_weight=*/1,
                        o.nesterov ? o.momentum : 1.0, o.nesterov ? 1.0 : 0.0},
@@ -76,8 +76,9 @@ class SGD : public FormulaOptimizer<SGD, SGDOptions> {
             .numbers = {1.0 - o.dampening}};
   }
   static const UpdatePlan& plan(const SGDOptions& o) {
-    static const UpdatePlan plain = plan_of<SGDFormula<false>>("sgd", {});
-    static const UpdatePlan with_momentum = plan_of<SGDFormula<true>>("sgd_momentum", {{"momentum_buffer"}});
+    static const UpdatePlan& plain = *new UpdatePlan(plan_of<SGDFormula<false>>("sgd", {}));
+    static const UpdatePlan& with_momentum = *new UpdatePlan(
+        plan_of<SGDFormula<true>>("sgd_momentum", {{"momentum_buffer"}}));
     return o.momentum != 0 ? with_momentum : plain;
   }
   static FormulaCode<SGDOptions> code();

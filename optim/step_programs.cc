@@ -97,7 +97,7 @@ Body average_of_buffer() {
 Body count_step() { return program_body<Count>("count_step"); }
 
 const RowProgram& no_step() {
-  static const RowProgram program = step_program<NoStep>("no_step", {});
+  static const RowProgram& program = *new RowProgram(step_program<NoStep>("no_step", {}));
   return program;
 }
 Body bias_corrections() { return program_body<StepProgram<BiasCorrections>>("bias_corrections"); }

@@ -33,7 +33,7 @@ int TableLaunch::compile(Device device) {
 }
 
 Executor TableLaunch::executor() const {
-  static const Floats kNone;  // all scalars are device values
+  static const Floats& kNone = *new Floats;  // all scalars are device values
   const bool late = !runs_at_once(code_->device());
   return {*plan_, *code_, kNone, late ? shared_from_this() : nullptr};
 }

@@ -21,21 +21,21 @@ constexpr uint64_t kMaxRank = 1 << 20;
 
 // Fields that do not change what an adapter computes.
 const std::set<std::string>& harmless() {
-  static const std::set<std::string> names = {"auto_mapping",
-                                              "base_model_name_or_path",
-                                              "fan_in_fan_out",
-                                              "inference_mode",
-                                              "megatron_core",
-                                              "peft_version",
-                                              "qalora_group_size",
-                                              "revision",
-                                              "task_type",
-                                              "runtime_config",
-                                              "loftq_config",
-                                              "eva_config",
-                                              "corda_config",
-                                              "lora_ga_config",
-                                              "ephemeral_gpu_offload"};
+  static const auto& names = *new std::set<std::string>{"auto_mapping",
+                                                        "base_model_name_or_path",
+                                                        "fan_in_fan_out",
+                                                        "inference_mode",
+                                                        "megatron_core",
+                                                        "peft_version",
+                                                        "qalora_group_size",
+                                                        "revision",
+                                                        "task_type",
+                                                        "runtime_config",
+                                                        "loftq_config",
+                                                        "eva_config",
+                                                        "corda_config",
+                                                        "lora_ga_config",
+                                                        "ephemeral_gpu_offload"};
   return names;
 }
 

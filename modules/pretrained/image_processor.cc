@@ -34,14 +34,14 @@ struct ProcessorType {
   ImageProcessorConfig fresh;  // the values of fields that a file leaves out
 };
 const std::array<ProcessorType, 6>& processor_types() {
-  static const ImageProcessorConfig clip = {.size = {.shortest_edge = 224},
-                                            .resample = InterpolateMode::kBicubic,
-                                            .do_center_crop = true,
-                                            .crop_size = {.height = 224, .width = 224},
-                                            .image_mean = {0.48145466, 0.4578275, 0.40821073},
-                                            .image_std = {0.26862954, 0.26130258, 0.27577711},
-                                            .do_convert_rgb = true};
-  static const std::array<ProcessorType, 6> types = {
+  static const auto& clip = *new ImageProcessorConfig{.size = {.shortest_edge = 224},
+                                                      .resample = InterpolateMode::kBicubic,
+                                                      .do_center_crop = true,
+                                                      .crop_size = {.height = 224, .width = 224},
+                                                      .image_mean = {0.48145466, 0.4578275, 0.40821073},
+                                                      .image_std = {0.26862954, 0.26130258, 0.27577711},
+                                                      .do_convert_rgb = true};
+  static const auto& types = *new std::array<ProcessorType, 6>{
       {{"ViT", "vit swin swinv2", true, true, {}},
        {"DeiT",
         "deit",

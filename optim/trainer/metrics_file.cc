@@ -64,13 +64,13 @@ namespace {
 
 // Throws DataError, which names the line.
 MetricsRecord record_of(std::string_view line, const std::string& path, int64_t number) {
-  static const std::string kLabel = "JSON";
+  const std::string label = "JSON";
   try {
-    return metrics_from_json(std::string(line), kLabel);
+    return metrics_from_json(std::string(line), label);
   } catch (const FileError& error) {
     throw data::DataError(
         path, number,
-        absl::StrCat(error.what() + kLabel.size() + 2, "; remove the file, or the damaged line and those below it"));
+        absl::StrCat(error.what() + label.size() + 2, "; remove the file, or the damaged line and those below it"));
   }
 }
 

@@ -366,7 +366,8 @@ std::string library_kernel(memory::data_type type) {
 //   (2048 x 1024)(1024 x 2048) nn 217, 211             (2048 x 3072)(3072 x 768) nn 209, 185
 // For a vector times a matrix, oneDNN's gemv reads the matrix once without packing: up to 5 times as fast as tiles.
 bool library_multiplies(const MatmulCall& call) {
-  static const std::string bf16 = library_kernel(memory::data_type::bf16), f32 = library_kernel(memory::data_type::f32);
+  static const std::string& bf16 = *new std::string(library_kernel(memory::data_type::bf16));
+  static const std::string& f32 = *new std::string(library_kernel(memory::data_type::f32));
   if (call.dtype == kF16) return false;
   if (call.dtype == kBF16) return !bf16.empty();
   return !f32.empty() && (!f32.starts_with("gemm:jit") || !kHasFma || call.m == 1 || call.n == 1);

@@ -47,7 +47,7 @@ class QueuedKernel {
     auto found = std::find_if(memories_.begin(), memories_.end(),
                               [&](const auto& entry) { return entry.first == memory.id(); });
     if (found == memories_.end()) {
-      static const auto nobody = std::make_shared<const int>(0);
+      static const auto& nobody = *new auto(std::make_shared<const int>(0));
       found = memories_.insert(found, {memory.id(), Storage::borrow(memory.data(), memory.bytes(), nobody, kCPU)});
     }
     return Tensor::over(found->second, tensor.storage_offset(), tensor.sizes(), tensor.strides(), tensor.dtype());

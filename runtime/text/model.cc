@@ -221,7 +221,7 @@ std::unique_ptr<const Model> read_model(io::JsonReader& json, size_t file_size, 
 }
 
 const std::array<std::string, 256>& byte_spelling() {
-  static const auto table = [] {
+  static const auto& table = *new auto([] {
     std::array<std::string, 256> spelling;
     uint32_t next = 0x100;
     for (uint32_t b = 0; b < 256; ++b) {
@@ -229,7 +229,7 @@ const std::array<std::string, 256>& byte_spelling() {
       io::append_utf8(spelling[b], printable ? b : next++);
     }
     return spelling;
-  }();
+  }());
   return table;
 }
 

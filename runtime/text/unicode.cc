@@ -125,7 +125,7 @@ constexpr uint32_t kL = 0x1100, kV = 0x1161, kT = 0x11A7, kS = 0xAC00, kLCount =
 }  // namespace
 
 Category category(uint32_t point) {
-  static const PointTable table(kCategoryRuns);
+  static const PointTable& table = *new PointTable(kCategoryRuns);
   return static_cast<Category>(table[point]);
 }
 
@@ -175,12 +175,13 @@ bool is_bert_chinese(uint32_t point) {
 }
 
 uint8_t combining_class(uint32_t point) {
-  static const PointTable table(kCombiningRuns);
+  static const PointTable& table = *new PointTable(kCombiningRuns);
   return point < 0x300 ? 0 : table[point];
 }
 
 std::span<const uint32_t> decomposition(uint32_t point, bool compatibility) {
-  static const Decompositions canonical = unpack(kCanonical), compatible = unpack(kCompatibility);
+  static const Decompositions& canonical = *new Decompositions(unpack(kCanonical));
+  static const Decompositions& compatible = *new Decompositions(unpack(kCompatibility));
   if (compatibility)
     if (const auto found = compatible.find(point); found != compatible.end()) return found->second;
   const auto found = canonical.find(point);
@@ -191,11 +192,11 @@ uint32_t compose(uint32_t first, uint32_t second) {
   if (first - kL < kLCount && second - kV < kVCount) return kS + ((first - kL) * kVCount + (second - kV)) * kTCount;
   if (first - kS < kLCount * kVCount * kTCount && (first - kS) % kTCount == 0 && second - kT - 1 < kTCount - 1)
     return first + (second - kT);
-  static const auto table = [] {
+  static const auto& table = *new auto([] {
     HashMap<uint64_t, uint32_t> pairs;
     for (const Composite& c : kComposites) pairs.try_emplace(uint64_t{c.first} << 32 | c.second, c.composed);
     return pairs;
-  }();
+  }());
   const auto found = table.find(uint64_t{first} << 32 | second);
   return found == table.end() ? 0 : found->second;
 }

@@ -27,7 +27,7 @@ std::string host_name() {
 }
 
 const CodeCpu& kernel_cpu() {
-  static const CodeCpu cpu{kernel_cpu_name(), names_of(kKernelCpuFeatures)};
+  static const CodeCpu& cpu = *new CodeCpu{kernel_cpu_name(), names_of(kKernelCpuFeatures)};
   return cpu;
 }
 
@@ -85,7 +85,7 @@ std::string describe_cpu(const CodeCpu& cpu) {
 }
 
 const HostKey& host_key() {
-  static const HostKey key{{
+  static const HostKey& key = *new HostKey{{
       {"target", host_name()},
       {"build", build_hash()},
       {"llvm", llvm_version()},

@@ -142,7 +142,7 @@ Loaded load_checked(const std::string& path) {
     return refuse("it belongs to another build of Rondo");
   }
   // Never closed: the dynamic linker knows the library by the name of this descriptor, which no other file may get.
-  static const io::TrustedFile kept = *std::move(file);
+  static const io::TrustedFile* const kept [[maybe_unused]] = new io::TrustedFile(*std::move(file));
   Compiling::watch(*open());
   return {open(), ""};
 }
@@ -160,7 +160,7 @@ Loaded load_plugin() {
 
 // Loaded with the first kernel and never unloaded: compiled code and LLVM's own state live as long as the process.
 const JitPlugin& plugin() {
-  static const Loaded loaded = load_plugin();
+  static const Loaded& loaded = *new Loaded(load_plugin());
   if (loaded.plugin == nullptr) throw Error(loaded.error);
   return *loaded.plugin;
 }
