@@ -4,7 +4,8 @@
 
 namespace rondo::cuda {
 
-// A product on tensor cores. mma_by_shuffles() computes the same product without tensor cores, for tests on the host.
+// Source text of a product on tensor cores. mma_by_shuffles() computes the same product without tensor cores, for tests
+// on the host.
 inline constexpr const char* kWarpProduct = R"cuda(
 template <class E> RONDO_DEVICE float element_of(unsigned long long pairs, int which) {
   E element;
