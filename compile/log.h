@@ -38,7 +38,7 @@ void write_dump(std::string_view text);
 
 // Replaces all choices. Throws Error, which lists the topics, if `spec` names an unknown one.
 void configure(std::string_view spec);
-// Calls configure(RONDO_LOGS) the first time. Compiling a model calls this, so a typing error is found at once.
+// Calls configure(RONDO_LOGS) the first time. Compiling a model calls this, so a typo in RONDO_LOGS is found at once.
 void configure_from_environment();
 
 // Receives complete messages, each ending in a newline, one at a time. An empty function restores stderr.

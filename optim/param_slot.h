@@ -102,8 +102,9 @@ struct ParamSlot {
   Tensor copy;                 // 16 bits; undefined: not kept
   Contents copy_of;            // the parameter's contents when `copy` was written
 
-  int signature = -1;    // position in OptimizerState::signatures
-  int64_t matrices = 1;  // plans with matrices: their number, and the columns of one
+  int signature = -1;  // position in OptimizerState::signatures
+  // If plan->matrices: the number of matrices (last two dimensions) in the parameter, and the columns of each of them.
+  int64_t matrices = 1;
   int64_t columns = 0;
 
   ParamState new_state(std::shared_ptr<StepCount> count) const;

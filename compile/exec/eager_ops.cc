@@ -85,7 +85,7 @@ class EagerOps final : public OpCompiler {
 
  private:
   struct Entry {
-    std::shared_ptr<const Program> program;  // null: there is no lowering
+    std::shared_ptr<const Program> program;  // null: the output is empty, or the plan has a library call
   };
 
   std::shared_ptr<const Program> program_for(const Graph& graph, Device device, bool in_parts) {

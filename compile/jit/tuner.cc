@@ -19,7 +19,8 @@ constexpr int kRounds = 5;
 constexpr double kClearlyFaster = 0.97;
 constexpr double kLongEnough = 200e-6;  // seconds, for one measurement
 
-// Reads a choice as it is kept on disk and in artifacts: the position in decimal digits. nullopt: damaged.
+// Reads a choice as it is kept on disk and in artifacts: the position of the chosen candidate in decimal digits.
+// Returns nullopt if the text is damaged.
 std::optional<int> choice_of(std::string_view text, int count) {
   int best = 0;
   const char* const end = text.data() + text.size();

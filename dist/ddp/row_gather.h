@@ -35,7 +35,7 @@ namespace rondo::dist {
 // The progress of backward in this step.
 struct BackwardProgress {
   bool local = false;         // under no_sync
-  std::vector<size_t> order;  // parameters, as their gradients became final
+  std::vector<size_t> order;  // parameters, in the order in which their gradients became final
 };
 
 class RowGather final : public autograd::GradientParts {

@@ -106,7 +106,8 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
     std::vector<size_t> pieces;              // by slot of the bucket: this rank's piece in the gather
     bool has_gradients = false;              // the same on every rank
   };
-  // Calls fn while the optimizer has no shard hooks, so that its functions work on its slots as they are.
+  // Calls fn while the optimizer has no shard hooks. With them, the optimizer's state_dict(), load_state_dict() and
+  // copies() throw. Without them, they work on the slots of this rank.
   template <class Fn> auto directly(Fn fn) const {
     kept_.shards = nullptr;
     const absl::Cleanup again = [this] { kept_.shards = const_cast<State*>(this); };

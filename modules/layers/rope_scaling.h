@@ -37,8 +37,9 @@ struct RopeScaling {
   };
   Kind kind = Kind::kNone;
   double factor = 1;
-  // kLlama3: wave lengths above original_positions / low_freq_factor are divided by factor, those below
-  // original_positions / high_freq_factor are not.
+  // kLlama3: the wave length of a pair is 2 pi / rate, in positions. A pair with a wave length above
+  // original_positions / low_freq_factor has its rate divided by factor. A pair with a wave length below
+  // original_positions / high_freq_factor keeps its rate.
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_positions = 8192;  // kLlama3, kYarn: positions of the pretraining

@@ -36,7 +36,7 @@ constexpr size_t kHostPage = 4096;
 constexpr size_t kMemory = size_t{1} << 40;  // bytes of the device: enough for any model that is compiled
 constexpr size_t kHostAlignment = 256;
 
-// The little state that an absent device has.
+// The state of the absent device.
 struct Absent {
   std::mutex mutex;
   int capability = 0;
@@ -244,7 +244,8 @@ constexpr CublasLt kCublasLt = {
         },
 };
 
-// Returns the real cuDNN, which makes plans without a device. Functions that need a device do nothing.
+// Returns the real cuDNN, which makes plans without a device. Its functions that need a device are replaced by
+// functions that compute nothing.
 const Cudnn* library_for_plans() {
   const Cudnn* const found = find_cudnn(nullptr);
   if (found == nullptr) return nullptr;

@@ -10,8 +10,8 @@
 // Memory that is never written takes only address space, so a model may be larger than this machine's memory. All calls
 // are synchronous.
 //
-// Only one may exist at a time, and no other thread may use CUDA while it lives. After it was destroyed, the device's
-// tensors may only be destroyed, not used.
+// Only one AbsentDevice may exist at a time, and no other thread may use CUDA while it exists. After it is destroyed,
+// the device's tensors may only be destroyed, not used.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@
 
 namespace rondo::cuda {
 
-// A launch that a real device would have got.
+// A launch of a kernel, or a call of a library, that a real device would have received.
 struct AbsentLaunch {
-  // The kernel's name. "cublasLtMatmul" stands for a product, and "cudnnBackendExecute" for a plan of cuDNN. Then the
-  // fields below are not set.
+  // The kernel's name; or "cublasLtMatmul" for a matrix product, and "cudnnBackendExecute" for a plan of cuDNN. For
+  // these two, the fields below are not set.
   const char* name;
   const std::string* image;  // the cubin, or PTX, that was loaded
   Dim3 grid, block;
@@ -35,7 +35,8 @@ struct AbsentLaunch {
 
 class AbsentDevice {
  public:
-  // `capability`: 90 is 9.0. `watch`: called with each launch, if not null. Throws Error if this process uses CUDA.
+  // `capability`: the device's compute capability; 90 is 9.0. `watch`: if not null, called for each launch. Throws
+  // Error if this process has used a CUDA device.
   explicit AbsentDevice(int capability, std::function<void(const AbsentLaunch&)> watch = nullptr);
   ~AbsentDevice();
   AbsentDevice(const AbsentDevice&) = delete;

@@ -18,7 +18,8 @@ namespace {
 
 // Blocks up to kSmall come from segments of kSmallSegment, so that they do not break up the large segments.
 constexpr size_t kSmall = size_t{1} << 20, kSmallSegment = size_t{2} << 20;
-// Larger blocks below kOwnSegment share segments of kSharedSegment; others have their own segment, in steps of kPage.
+// Larger blocks below kOwnSegment share segments of kSharedSegment bytes. Each block of kOwnSegment or more bytes has a
+// segment of its own, whose size is a multiple of kPage.
 constexpr size_t kOwnSegment = size_t{10} << 20, kSharedSegment = size_t{20} << 20, kPage = size_t{2} << 20;
 
 size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
@@ -166,8 +167,8 @@ Allocator::FreeBlocks::node_type Allocator::place_of(Block* block) {
   return list.extract(list.begin());
 }
 
-// Takes the smallest free block that is large enough, and splits off what is left of it. In large segments, a small
-// remainder is not split off, because it would serve no request.
+// Takes the smallest free block that is large enough, and splits off the rest of it. In segments of large blocks, a
+// rest of less than kSmall bytes is not split off, because no request for a large block would fit into it.
 void* Allocator::take(size_t size) {
   FreeBlocks& free = free_[size <= kSmall];
   const auto found = free.lower_bound({{size, 0}, nullptr});

@@ -57,7 +57,7 @@ class Allocator {
  private:
   struct Segment;
   struct Block;
-  using FreeBlocks = std::set<std::pair<std::pair<size_t, DevicePtr>, Block*>>;  // by size, then address
+  using FreeBlocks = std::set<std::pair<std::pair<size_t, DevicePtr>, Block*>>;  // by size, then by address
   struct Block {
     Segment* segment;
     DevicePtr address;
@@ -74,24 +74,24 @@ class Allocator {
     std::list<Segment>::iterator self;
   };
 
-  static size_t class_of(size_t size);                  // the class of a block's size, which is at most kSmall
-  static FreeBlocks::node_type place_of(Block* block);  // a node for `block` in a list of free blocks
+  static size_t class_of(size_t size);                  // returns the size class of `size`, which is at most kSmall
+  static FreeBlocks::node_type place_of(Block* block);  // makes the node of `block` for a set of free blocks
   void free_block(Block* block);
   void free_waiting();            // frees the blocks of waiting_
   void* take(size_t size);        // takes a block from the cache; null: none fits
   bool add_segment(size_t size);  // takes memory from the driver; false: there is none, or the limit is reached
   bool add_segment_of(size_t bytes, bool small);
-  void* take_uncached(size_t size);          // null: there is no memory
-  void release_free_segments(int64_t most);  // until at most `most` bytes are cached. Waits for the device
+  void* take_uncached(size_t size);          // null: no memory, or the limit is reached
+  void release_free_segments(int64_t most);  // gives segments back until `most` bytes are cached. Waits for the device
   OutOfMemoryError describe_exhausted(const std::string& request) const;  // REQUIRES: mutex_ is held
   int64_t cached() const { return reserved_ - in_use_; }
 
   DeviceContext& device_;
   const bool caching_;
-  mutable std::mutex mutex_;  // guards all below but purposes_
+  mutable std::mutex mutex_;  // guards all members below except purposes_
   std::list<Segment> segments_;
   HashMap<DevicePtr, Block*> used_;
-  FreeBlocks free_[2];  // [small]
+  FreeBlocks free_[2];  // of large segments [0], and of small ones [1]
   // Freed blocks that were not joined yet, by the class of their size. They are still in used_.
   static constexpr size_t kClasses = 80;
   struct Waiting {

@@ -392,7 +392,7 @@ class Chunks {
     Storage dense_;
   };
 
-  // scores = scale q k^T, of the compute type.
+  // Computes scores = scale q k^T in the compute type.
   void score(const Chunk& chunk, const Lines& q, const Lines& k, const Storage& scores) const {
     if (call_.head_dim == 0) backend_of(device()).fill(call_.device, scores.data(), 0, scores.bytes());
     multiply_.run(chunk.rows, chunk.columns, call_.head_dim, q.from(chunk.first), Multiplier::kQueries,

@@ -2,11 +2,11 @@
 //
 // Note [Chunks of queries]. The method that works for every call takes one chunk of queries at a time. A product
 //   (cuBLASLt) makes the scores of the chunk, a kernel their softmax, and another product the output. The backward
-//   computes the scores of a chunk again, and the weights from the logsumexp. It takes memory for the scores of one
-//   chunk, which is linear in the number of keys. It also takes memory for dense copies of operands whose batches and
-//   heads are not evenly spaced (those of packed projections), so that one launch makes the products of all of them (or
-//   one launch for each query head of a group). Sums over chunks run in f32 (f64 for f64), in the order of the chunks.
-//   The chunks depend only on the shape, so the bits of the results do, too.
+//   computes the scores of a chunk again, and the weights from the logsumexp. Both directions take memory for the
+//   scores of one chunk, which is linear in the number of keys. They also take memory for dense copies of operands
+//   whose batches and heads are not evenly spaced (those of packed projections), so that one launch makes the products
+//   of all batches and heads (or one launch for each query head of a group). Sums over chunks run in f32 (f64 for f64),
+//   in the order of the chunks. The chunks depend only on the shape, so the results have the same bits in every run.
 // Note [Keys that are not read]. A masked key has weight 0, but 0 * NaN is NaN, so its k and v must be finite. Some
 //   masked keys are not read, and their k and v may hold anything, as in the unused slots of a KVCache. These are keys
 //   before the smallest first key of all queries, keys from the largest end on, and keys that a mask of bool forbids to
@@ -30,7 +30,8 @@ namespace rondo::cuda {
 
 struct Source;
 
-// The number of queries in a chunk: their scores take at most 64 MiB, but there are at least 16 queries.
+// Returns the number of queries in a chunk: the largest multiple of 16 whose scores take at most 64 MiB, but at least
+// 16.
 int64_t chunk_of(const AttentionCall& call);
 
 // Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense, of the compute dtype; -inf where no key is allowed).
@@ -40,7 +41,7 @@ void attention_forward(const AttentionCall& call, const AttentionOperands& opera
 void attention_backward(const AttentionCall& call, const AttentionOperands& operands,
                         const AttentionGradients& gradients);
 
-// The kernels of Note [Chunks of queries].
+// Returns the source of the kernels of Note [Chunks of queries].
 const Source& attention_source();
 
 }  // namespace rondo::cuda

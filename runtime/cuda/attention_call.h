@@ -33,10 +33,10 @@ struct AttentionCall {
   int64_t mask_strides[4] = {};  // over [B, H, Tq, Tk]
   int64_t chunk = 0;      // above 0: works in chunks of that many queries. 0: fused kernels, or chunks of chunk_of()
   double dropout = 0;     // the probability: Note [Dropped weights] in ops/attention.cc
-  int64_t increment = 0;  // which random numbers dropout draws: random/random_state.h
+  int64_t increment = 0;  // the increment of dropout's random state: random/random_state.h
 };
 
-// Addresses of the device.
+// The inputs of a call, as addresses on the device.
 struct AttentionOperands {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *mask = nullptr;
   const void* state = nullptr;  // the random state of dropout: i64 [2]

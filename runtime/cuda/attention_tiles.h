@@ -4,7 +4,8 @@
 
 namespace rondo::cuda {
 
-// A product on tensor cores. mma_by_shuffles() computes the same product without tensor cores, for tests on the host.
+// Source text of a product on tensor cores. mma_by_shuffles() computes the same product without tensor cores, for tests
+// on the host.
 inline constexpr const char* kWarpProduct = R"cuda(
 template <class E> RONDO_DEVICE float element_of(unsigned long long pairs, int which) {
   E element;
@@ -277,8 +278,9 @@ struct Kept {
 RONDO_DEVICE C raised(const Dropout& dropout, C value) {
   return DROPOUT == 0 ? value : value * static_cast<C>(dropout.factor);
 }
-// Rows are queries, the first of them `row` among all queries; columns are keys. Lanes t and t + 1 (t even) hold four
-// neighbouring keys of two rows: each draws for one of the rows.
+// Rows of the tile are queries, columns are keys. `row`: the number of the first query among all queries of all heads.
+// `key`: the first key. One draw covers four neighbouring keys of a row. Lanes t and t + 1 (t even) hold the same four
+// keys of two rows, so each lane draws for one row, and they exchange the bits.
 RONDO_DEVICE Kept kept_in_rows(const Dropout& dropout, long long row, long long key) {
   Kept kept = {};
   if (DROPOUT == 0) return kept;
@@ -292,8 +294,8 @@ RONDO_DEVICE Kept kept_in_rows(const Dropout& dropout, long long row, long long 
   for (int e = 0; e < 4; ++e) kept.take(e, (e / 2 == odd ? mine : theirs) >> (2 * odd + e % 2));
   return kept;
 }
-// Rows are keys, columns are queries, the first of them `row` among all queries. Four lanes hold neighbouring keys of
-// the same queries: each draws for one of the four sums.
+// The same if rows of the tile are keys, and columns are queries. Four lanes hold neighbouring keys of the same four
+// queries, so each lane draws for one of the queries, and they exchange the bits.
 RONDO_DEVICE Kept kept_in_columns(const Dropout& dropout, long long row, long long key) {
   Kept kept = {};
   if (DROPOUT == 0) return kept;

@@ -8,7 +8,8 @@
 
 namespace rondo::cuda {
 
-// Opens the driver and installs the backend. Null: there is no CUDA device, and `*why_not` is the reason in one line.
+// Opens the driver, and installs and returns the backend. Returns null if there is no CUDA device; `*why_not` is then
+// the reason in one line.
 const BackendTable* open(std::string* why_not);
 
 // Waits for all devices, releases all memory and removes the backend; the next use opens it again. Tensors, events and

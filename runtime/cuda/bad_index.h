@@ -7,7 +7,7 @@
 
 namespace rondo::cuda {
 
-// The argument of rondo_report() in a kernel.
+// What a kernel passes to rondo_report() (status.h): the device status, and the number of the call.
 struct IndexCheck {
   DevicePtr status;
   uint32_t call;
@@ -15,7 +15,7 @@ struct IndexCheck {
 
 // Makes the argument for one call, whose indices must lie in [0, size). `at_position`: the message names the position.
 IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_position = false);
-// The same, but the error names `op` instead of the context's op. `op` must be a string constant.
+// Like check_indices(), but the error names `op` instead of the context's op. `op` must be a string constant.
 IndexCheck check_indices_of(const char* op, const KernelContext& context, int64_t size, bool at_position);
 
 IndexCheck check_indices_at(int device, const char* op, std::source_location where, int64_t size, bool at_position);

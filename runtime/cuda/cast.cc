@@ -28,7 +28,7 @@ extern "C" __global__ void rondo_cast_dense(OUT* out, const IN* in, long long n)
 }
 )cuda"};
 
-// Between equal dtypes, bits stay as they are: NaN, too.
+// Converts `in` to the dtype and layout of `out`. Between equal dtypes the bits do not change, not even those of NaN.
 void convert(const Tensor& in, const Tensor& out) {
   if (out.numel() == 0) return;
   const bool same = in.dtype() == out.dtype();

@@ -11,7 +11,8 @@
 namespace rondo::cuda {
 namespace {
 
-// Errors after which nothing runs in this context any more (the manual's list of CUresult says so of each).
+// True for errors after which nothing runs in this context any more (the manual says so for each of them, in its list
+// of CUresult).
 bool is_sticky(Result result) {
   switch (result) {
     case Result::kEccUncorrectable:

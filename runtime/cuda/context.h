@@ -68,14 +68,14 @@ class DeviceContext {
   }
   // The host waits for what `stream` has enqueued so far.
   void wait(StreamPtr stream);
-  void wait_all();  // for all streams
+  void wait_all();  // waits for all streams
 
-  // ---- Status
+  // ---- The device status (status.h)
   DevicePtr status() const { return status_; }
   Calls& calls() { return calls_; }
   bool failed() const { return lost() || failed_.load(std::memory_order_relaxed); }
-  // Throws what a kernel found, and clears it. `seen`: the status, read after a wait. `passed`: Calls::next() before
-  // the read was enqueued.
+  // Throws the error that a kernel or a callback has left, if any, and clears it. `seen`: a copy of the status, read
+  // after a wait. `passed`: Calls::next() before this copy was enqueued.
   void throw_if_failed(const DeviceStatus& seen, uint32_t passed);
 
   // ---- Callbacks of the host (BackendTable::enqueue). The device owns them: if it is lost, some of them never run.
@@ -85,8 +85,8 @@ class DeviceContext {
     std::list<Callback>::iterator self;
   };
   Callback& add_callback(absl::AnyInvocable<void()> work);
-  void remove_callback(Callback& callback) noexcept;  // it will not run
-  // Call when a callback has run. `error`, if not null, is kept for the next wait. drop_finished() destroys the
+  void remove_callback(Callback& callback) noexcept;  // removes a callback that will not run
+  // Call when a callback has run. `error`, if not null, is thrown after the next wait. drop_finished() destroys the
   // callback on a thread that may call the driver, because the callback may hold memory of the device.
   void finish(Callback& callback, std::exception_ptr error) noexcept;
   void drop_finished() noexcept;

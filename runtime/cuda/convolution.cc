@@ -70,7 +70,7 @@ void convolve(const KernelContext& context, ConvolutionTensors t) {
   const RecorderScope eager(nullptr);
   Tensor result = t.result();
   if (result.numel() == 0) return;
-  if (t.input.numel() == 0 || t.weight.numel() == 0 || t.output.numel() == 0) {  // no product is summed
+  if (t.input.numel() == 0 || t.weight.numel() == 0 || t.output.numel() == 0) {  // every sum is empty
     result.fill_(0);
     if (t.computes == Computes::kOutput && t.bias.defined()) result.add_(t.bias.view({t.bias.size(0), 1, 1}));
     return;

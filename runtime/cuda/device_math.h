@@ -7,7 +7,7 @@
 
 namespace rondo::cuda {
 
-// Flags with which every operation is rounded once, and subnormals are kept.
+// Flags of NVRTC with which every operation is rounded once, and subnormals are kept.
 inline constexpr const char* kExactFlags[] = {"-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"};
 
 std::string_view device_math();

@@ -167,8 +167,8 @@ bool DeviceState::can_access(DeviceState& other) {
   if (can != 0) {
     const ContextScope scope(*this);
     const Result result = driver().context_enable_peer(other.context(), 0);
-    // Other code in this process may have enabled it already. If the driver refuses (too many peers, a virtual
-    // machine), copies go through host memory.
+    // Other code in this process may have enabled the access already. If the driver refuses it (too many peers, a
+    // virtual machine), copies go through host memory.
     can = result == Result::kSuccess || result == Result::kPeerAccessAlreadyEnabled;
   }
   const std::lock_guard lock(mutex_);
@@ -230,7 +230,7 @@ void require_index(int index) {
     throw Error(absl::StrCat("no device cuda:", index, ": cuda has ", counted(count, "device"), ", counted from 0"));
 }
 
-// The driver's number of a device. REQUIRES: require_index().
+// Returns the driver's number of a device. REQUIRES: require_index() has accepted the index.
 int ordinal_of(int index) {
   int ordinal = 0;
   if (const Result result = driver->device_get(&ordinal, index); result != Result::kSuccess)

@@ -35,14 +35,15 @@ class DeviceState final : public DeviceContext {
   // ---- Events
   Event take_event(bool timing);
   void give_event(Event event) noexcept;
-  // `later` waits for what `earlier` has enqueued so far. The streams may be of two devices.
+  // Makes the stream `later` wait for all that the stream `earlier` has enqueued so far. The streams may be of two
+  // devices.
   static void join(DeviceState& later_device, StreamPtr later, DeviceState& earlier_device, StreamPtr earlier);
 
   // ---- Handles of libraries
-  // Made with the first call; all threads may use it.
+  // Returns the handle of cuBLASLt, which the first call makes. All threads may use it.
   LtHandle lt_handle();
-  // Enqueues a plan of cuDNN on the compute stream. The handle is made with the first call; a handle serves one thread
-  // at a time. Throws DeviceError or OutOfMemoryError if it cannot be made.
+  // Enqueues a plan of cuDNN on the compute stream. The first call makes the handle of cuDNN; a handle serves one
+  // thread at a time. Throws DeviceError or OutOfMemoryError if the handle cannot be made.
   DnnStatus execute_dnn(const Cudnn& library, DnnDescriptor plan, DnnDescriptor pack);
 
   // ---- Modules. Those that are still loaded when the device is closed are unloaded then.
@@ -61,7 +62,7 @@ class DeviceState final : public DeviceContext {
   std::mutex mutex_;                      // guards what follows
   std::vector<EventPtr> free_events_[2];  // [with timing]
   std::vector<ModulePtr> modules_;
-  std::vector<signed char> peers_;  // by index: 0 unknown, 1 direct access, -1 none
+  std::vector<signed char> peers_;  // by the other device's index: 0 unknown, 1 direct access, -1 none
   std::mutex lt_mutex_;             // guards lt_. Not mutex_: making a handle calls the driver
   LtHandle lt_ = nullptr;
   std::mutex dnn_mutex_;  // guards what follows, and calls that use the handle
@@ -69,20 +70,20 @@ class DeviceState final : public DeviceContext {
   Cudnn dnn_library_;  // the library that made dnn_
 };
 
-// How many devices there are. 0: none, and `*why_not` is the reason in one line. Opens the driver with the first call.
+// Returns the number of devices. If it is 0, `*why_not` is the reason in one line. The first call opens the driver.
 int open_devices(std::string* why_not);
 // Returns a device; its context is made with the first call. Throws Error if there is no such device, DeviceError if
 // the device does not work, or in a child process made by fork().
 DeviceState& device_state(int index);
-// The compute capability of a device: 90 is 9.0. Asks the driver, and makes no context: a process that only compares
-// devices takes memory on none of them. Throws as device_state().
+// Returns the compute capability of a device: 90 is 9.0. Asks the driver, and makes no context: a process that only
+// compares devices then takes memory on none of them. Throws like device_state().
 int capability_of(int index);
-// The facts that times depend on: "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0, cuBLASLt
-// 130100". Throws as device_state().
+// Returns the facts on which times depend: "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0,
+// cuBLASLt 130100". Throws like device_state().
 std::string machine_of(int index);
-// The device's UUID and PCI bus address. Asks the driver, and makes no context. Throws as device_state().
+// Returns the device's UUID and PCI bus address. Asks the driver, and makes no context. Throws like device_state().
 DevicePlace place_of(int index);
-// Null if the device was never used, is lost, or may not be used any more.
+// Returns a device; null if it was never used, is lost, or may not be used any more.
 DeviceState* device_state_if_usable(int index) noexcept;
 // True if this process has made the context of any device.
 bool devices_in_use() noexcept;

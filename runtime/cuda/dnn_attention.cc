@@ -120,7 +120,7 @@ DnnGraph attention_grad_graph(const DnnAttention& a) {
   const int delta = graph.add({DnnTensor::Place::kScratch, DnnData::kF32, s.row_sizes(), {h * t, t, 1, 1}});
   graph.pointwise(DnnPointwise::kMul, delta, delta_sum, graph.number(1));
 
-  // The weights again, from the logsumexp.
+  // Computes the weights again, from the logsumexp.
   const int less = s.binary(DnnPointwise::kSub, s.scaled(q, kt), logsumexp);
   const int weights = s.unary(DnnPointwise::kExp, s.masked(less));
 

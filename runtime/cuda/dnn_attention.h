@@ -19,9 +19,11 @@
 
 namespace rondo::cuda {
 
-// Throws DeviceError if there is no cuDNN. The choice holds for calls from now on, on all devices.
+// Sets whether attention uses cuDNN for the calls that cuDNN serves, from now on and on all devices. Throws DeviceError
+// if `use` is true and there is no cuDNN.
 void use_cudnn_attention(bool use);
-// Throws Error if RONDO_CUDA_ATTENTION is neither unset, "own" nor "cudnn".
+// True if attention uses cuDNN for the calls that cuDNN serves. Throws Error if RONDO_CUDA_ATTENTION is neither unset,
+// "own" nor "cudnn".
 bool uses_cudnn_attention();
 
 // Return false if cuDNN is not asked for, or has no plan; nothing was enqueued then. Otherwise they do what
@@ -36,7 +38,7 @@ bool attention_backward_by_cudnn(const AttentionCall& call, const AttentionOpera
 // Operands of the forward: q, k, v, the bias if there is one, out, logsumexp. For the backward: q, k, v, the bias, out,
 // logsumexp, grad, then grad_q, grad_k, grad_v.
 struct DnnAttention {
-  AttentionCall call;  // its mask is not read
+  AttentionCall call;  // call.mask is not read: the bias replaces it
   bool bias = false;
   int64_t bias_sizes[4] = {1, 1, 1, 1};  // of a dense array in f32; it broadcasts to [B, H, Tq, Tk]
   HeadsStrides out = {}, grad = {}, grad_q = {}, grad_k = {}, grad_v = {};

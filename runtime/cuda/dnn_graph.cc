@@ -15,7 +15,7 @@ std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes) {
   return strides;
 }
 
-// The strides of (B, C, H, W), dense, in one of the two layouts.
+// Returns the strides of a dense (B, C, H, W) array. `last`: its layout in memory is channels last.
 std::vector<int64_t> strides_of(const std::array<int64_t, 4>& s, bool last) {
   if (!last) return {s[1] * s[2] * s[3], s[2] * s[3], s[3], 1};
   return {s[1] * s[2] * s[3], 1, s[1] * s[3], s[1]};

@@ -27,7 +27,7 @@ struct DnnTensor {
   Place place = Place::kOperand;
   DnnData type = DnnData::kF32;
   std::vector<int64_t> sizes, strides;
-  double number = 0;  // kNumber
+  double number = 0;  // the value, if the tensor is a kNumber
 
   int64_t elements() const;
 };
@@ -39,7 +39,7 @@ struct DnnNode {
     kConvolveGradWeight,  // inputs dy, x
     kPointwise,           // inputs x, b, t, as the function takes them
     kMatmul,              // inputs a, b
-    kReduce,              // input x; to the sizes of the output
+    kReduce,              // input x; reduces it to the sizes of the output
     kReshape,             // input x
   };
   Does does = Does::kPointwise;
@@ -47,7 +47,7 @@ struct DnnNode {
   DnnData computes = DnnData::kF32;
   std::array<int, 3> inputs = {-1, -1, -1};  // indices of tensors
   int output = -1;
-  int64_t axis = -1;  // of DnnPointwise::kIndex
+  int64_t axis = -1;  // the dimension of DnnPointwise::kIndex
   std::array<int64_t, 2> stride = {1, 1}, dilation = {1, 1}, before = {0, 0}, after = {0, 0};
 };
 
@@ -59,7 +59,7 @@ struct DnnGraph {
   bool fast = false;                   // f32 operands may be rounded to TF32
   int64_t most_workspace = 1ll << 30;  // bytes that an engine may ask for
 
-  // Both return the index of the tensor.
+  // Add a tensor, and a number (kNumber). Both return the index of the new tensor.
   int add(DnnTensor tensor);
   int number(double value, DnnData type = DnnData::kF32);
   // Adds an intermediate value, which is dense. Returns its index.
@@ -72,11 +72,11 @@ struct DnnGraph {
   void reduce(DnnReduction function, int output, int x);
   void reshape(int output, int x);
 
-  // The whole graph as text: equal graphs have equal texts.
+  // Returns the whole graph as text: equal graphs have equal texts.
   std::string text() const;
 };
 
-// ---- Convolutions: (B, C, H, W), (O, C / groups, kh, kw) and (B, O, oh, ow)
+// ---- Convolutions of (B, C, H, W) by (O, C / groups, kh, kw) to (B, O, oh, ow)
 
 struct DnnConvolution {
   enum class Computes : uint8_t { kOutput, kInput, kWeight };
@@ -92,7 +92,8 @@ struct DnnConvolution {
   friend bool operator==(const DnnConvolution&, const DnnConvolution&) = default;
   std::string describe() const;  // "conv2d of [8, 3, 32, 32] and [16, 3, 3, 3] in bf16"
 };
-// Operands: kOutput: x, w, then the bias if there is one, y. kInput: dy, w, dx. kWeight: dy, x, dw.
+// Returns the graph of a convolution. Its operands are, for kOutput: x, w, the bias if there is one, y; for kInput: dy,
+// w, dx; for kWeight: dy, x, dw.
 DnnGraph convolution_graph(const DnnConvolution& convolution);
 
 }  // namespace rondo::cuda

@@ -101,7 +101,7 @@ class Descriptor {
 
 // ---- A graph as descriptors
 
-constexpr int64_t kAlignment = 16;  // of all addresses
+constexpr int64_t kAlignment = 16;  // bytes, of the addresses of all operands
 int64_t id_of(int tensor) { return tensor + 1; }
 
 struct GraphDescriptors {
@@ -231,7 +231,7 @@ GraphDescriptors descriptors_of(const Cudnn& library, const DnnGraph& graph) {
   return made;
 }
 
-// ---- Note [Engines]
+// ---- The choice of an engine: Note [Engines]
 
 bool has_note(const std::vector<DnnNumericalNote>& notes, DnnNumericalNote note) {
   return std::find(notes.begin(), notes.end(), note) != notes.end();
@@ -398,7 +398,7 @@ std::string properties_of(int capability) {
       R"(","totalGlobalMem":)", d->memory, R"(,"cudaDeviceId":0})");
 }
 
-// ---- Note [Without a plan]
+// ---- Counts, also of graphs that run without a plan: Note [Without a plan]
 
 namespace {
 

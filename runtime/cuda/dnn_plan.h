@@ -33,15 +33,15 @@ class DeviceState;
 // error.
 MadePlan make_plan(const Cudnn& library, const DnnGraph& graph, const std::string& device_properties);
 
-// The workspace of the plan that the library reads from a text; -1: it refuses the text.
+// Reads a plan from its text. Returns the bytes of the plan's workspace, or -1 if the library refuses the text.
 int64_t read_plan(const Cudnn& library, const std::string& text, const std::string& device_properties);
 
-// The properties (JSON) with which plans for a capability are made if there is no such device: those of an A100, an
-// H100 or a B200. For other capabilities: the properties of the next older of these devices, but with the capability
-// itself.
+// Returns the properties (JSON) with which plans for a capability are made if this machine has no such device: those of
+// an A100, an H100 or a B200. For other capabilities: the properties of the next older of these devices, but with the
+// capability itself.
 std::string properties_of(int capability);
 
-// Counts, in this process.
+// Counts of plans and of their runs in this process.
 struct DnnReport {
   int64_t made = 0, from_disk = 0, from_artifacts = 0;  // plans, by where their text came from
   int64_t refused = 0;                                  // graphs without a plan
@@ -52,8 +52,9 @@ DnnReport dnn_report();
 
 class DnnPlan {
  public:
-  // `what`: the graph in words. Never null: see usable(). Throws DeviceError if the device does not work. Making a plan
-  // takes up to seconds, so callers keep the result.
+  // Makes or loads the plan of a graph. `what`: the graph in words. The result is never null, but it may be a plan that
+  // is not usable(). Throws DeviceError if the device does not work. Making a plan takes up to seconds, so callers keep
+  // the result.
   static std::shared_ptr<const DnnPlan> get(int device, const DnnGraph& graph, const std::string& what);
   ~DnnPlan();
   DnnPlan(const DnnPlan&) = delete;
@@ -78,7 +79,7 @@ class DnnPlan {
   struct Scratch {
     int64_t id, offset;
   };
-  std::vector<int64_t> operands_;  // ids
+  std::vector<int64_t> operands_;  // ids of the operands, in order
   std::vector<Scratch> scratch_;
   struct Number {
     int64_t id;

@@ -15,7 +15,7 @@ namespace {
 
 struct PlanStores {
   std::mutex mutex;
-  std::map<int, std::shared_ptr<io::ObjectStore>> by_capability;  // of plans, by graph
+  std::map<int, std::shared_ptr<io::ObjectStore>> by_capability;  // each maps the text of a graph to its plan
 };
 PlanStores& plan_stores() {
   static auto* const stores = new PlanStores;

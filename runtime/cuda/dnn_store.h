@@ -15,7 +15,7 @@
 
 namespace rondo::cuda {
 
-// The component "build" of a plan's key, which distinguishes plans from code.
+// The value of "build" in the key of plans. It keeps plans apart from compiled code.
 inline constexpr const char* kDnnMaker = "cuDNN plans";
 
 // What the library has made of a graph: a plan or a refusal.
@@ -41,12 +41,12 @@ StoredPlan stored_plan(const Cudnn& library, int capability, const std::string& 
 // Replaces a stored plan whose text a device has refused.
 void replace_plan(const Cudnn& library, int capability, const std::string& graph, const MadePlan& plan);
 
-// ---- For artifacts: one file for each capability whose devices take code of this architecture
+// ---- For artifacts. There is one file for each capability whose devices take code of the architecture
 std::vector<io::KernelFile> stored_plans(int architecture);
 // Takes the plans of a file. kInvalidArgument: damaged. kFailedPrecondition: made by another cuDNN or for another
 // device. After an error, nothing was taken.
 absl::Status add_plans(int architecture, const io::KernelFile& file);
-// Forgets plans in memory, and where the disk cache is: for tests.
+// Forgets the plans in memory, and the location of the disk cache: for tests.
 void forget_plans();
 
 }  // namespace rondo::cuda

@@ -83,7 +83,7 @@ enum class DeviceAttribute : int {
   kMultiprocessors = 16,
   kCapabilityMajor = 75,
   kCapabilityMinor = 76,
-  kMaxSharedPerBlock = 97,  // that a function may ask for
+  kMaxSharedPerBlock = 97,  // the bytes that a function may ask for
   kMemoryPools = 115,
 };
 enum class FunctionAttribute : int {
@@ -253,28 +253,29 @@ struct Driver {
 };
 struct Nvrtc {
   RONDO_CUDA_NVRTC(RONDO_CUDA_MEMBER)
-  std::string path;  // of the library
+  std::string path;  // the path of the library
 };
 struct CublasLt {
   RONDO_CUDA_LT(RONDO_CUDA_MEMBER)
 };
 #undef RONDO_CUDA_MEMBER
 
-// ---- Finding them: find_libraries.cc
+// ---- Functions that find the libraries (find_libraries.cc)
 
-// These return null if there is no such library; `*why_not` is then the reason in one line. The answer is kept.
+// Return a library's table, or null if the library is not found; `*why_not` is then the reason in one line. Later calls
+// give the same answer.
 const Driver* find_driver(std::string* why_not);
 const Nvrtc* find_nvrtc(std::string* why_not);
 const CublasLt* find_cublas_lt(std::string* why_not);
 // Like find_cublas_lt(), but throws DeviceError with the reason instead of returning null.
 const CublasLt& require_cublas_lt();
 
-// From now on, find_driver(), find_cublas_lt() and find_cudnn() return these tables (absent.h); null: those of the
-// libraries again.
+// Makes find_driver(), find_cublas_lt() and find_cudnn() return these tables from now on (absent.h). If an argument is
+// null, that function returns the table of its library again.
 struct Cudnn;
 void use_libraries(const Driver* driver, const CublasLt* lt, const Cudnn* dnn = nullptr);
-// The next find_*() searches again. Tables that were found stay valid: a device that is open uses its own. For programs
-// that change RONDO_CUDA_PATH while they run: tests.
+// Forgets the answers of the find_*() functions: their next calls search again. Tables that were found stay valid: a
+// device that is open uses its own. For programs that change RONDO_CUDA_PATH while they run: tests.
 void forget_libraries();
 
 }  // namespace rondo::cuda

@@ -70,7 +70,7 @@ const char* fill(Cudnn& table, void* library) {
 }
 #undef RONDO_CUDA_BIND
 
-// Note [Which cuDNN].
+// The oldest version of cuDNN that is accepted: Note [Which cuDNN] in cudnn.h.
 constexpr size_t kOldestCudnn = 91100;
 constexpr const char* kInstallCudnn = "; plans need cuDNN 9.11 or newer (pip: nvidia-cudnn-cu13 or nvidia-cudnn-cu12)";
 

@@ -26,11 +26,12 @@ struct Source;
 
 // The sizes of a kernel, which are constants in its text.
 struct AttentionTile {
-  int head_dim = 0;  // a multiple of 16, at least the call's
-  int rows = 0;      // of the tile that a block owns, and of those that it walks over
+  int head_dim = 0;  // a multiple of 16, at least the call's head_dim
+  int rows = 0;      // of the tile that a block owns, and of the tiles that it walks over
   int threads() const { return rows * 2; }
 };
-// nullopt: a block's tiles for this dtype and head size do not fit into shared memory.
+// Returns the sizes of a call's tiles. nullopt: the heads have no element or more than 128, or the tiles of a block do
+// not fit into shared memory.
 std::optional<AttentionTile> attention_tile(DType dtype, int64_t head_dim);
 
 void fused_attention_forward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
@@ -38,8 +39,9 @@ void fused_attention_forward(const AttentionCall& call, const AttentionTile& til
 void fused_attention_backward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
                               const AttentionGradients& gradients);
 
-// The kernels of both functions. They need the defines T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT. The kernel of the
-// second source runs before the gradient of a call with an added mask: Note [Large logsumexp].
+// Return the sources of the kernels: of the forward, of the factors that Note [Large logsumexp] needs, and of the
+// backward. The sources need the defines T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT. The kernel of the factors runs only
+// before the backward of a call with an added mask.
 const Source& fused_attention_source();
 const Source& fused_attention_rescale_source();
 const Source& fused_attention_grad_source();

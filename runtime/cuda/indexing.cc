@@ -140,8 +140,8 @@ int dim_of(const KernelContext& context) { return static_cast<int>(context.attrs
 int64_t length_of(const Dims& sizes, int dim) { return sizes.empty() ? 1 : sizes[dim]; }
 int64_t step_of(const Tensor& t, int dim) { return t.rank() == 0 ? 0 : t.strides()[dim]; }
 
-// Strides of `t` for positions in an index tensor of `sizes`. `t` may be larger than the index in every dimension, or a
-// scalar.
+// Returns the strides of `t` for a walk over the positions of an index tensor. `sizes`: the shape of the index tensor.
+// `t` may be a scalar, or larger than the index tensor in every dimension.
 Dims strides_within(const Tensor& t, const Dims& sizes) {
   return t.rank() == 0 ? Dims::filled(sizes.rank(), 0) : t.strides();
 }

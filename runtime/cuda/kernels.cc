@@ -13,7 +13,8 @@ struct OpKernels {
   BackendEntry entry;
 };
 
-// In the order of kernels.h. An op with neither a row nor a body runs as a generated kernel or in its parts.
+// The kernels of each op, in the order of kernels.h. An op with neither a row nor a body runs as a generated kernel, or
+// as its decomposition.
 constexpr OpKernels kTable[] = {
     {"cast", {&cast_kernel}},
     {"copy", {&copy_kernel}},

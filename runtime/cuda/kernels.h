@@ -1,9 +1,9 @@
 // CUDA's hand-written kernels. Each is defined in the file of its family, and a table (kernels.cc) says to which op it
 // belongs. A new kernel needs its code in that file, a line here, and a row in the table.
 //
-// ops/kernels.h says what the kernel of each name computes. Kernels enqueue launches and return. They give the CPU's
-// bits, except for products, attention and cross_entropy (sums in another order). An index out of range is skipped, and
-// the next call that waits for the device throws.
+// ops/kernels.h says what the kernel of each name computes. Kernels enqueue launches and return. Their results are bit
+// for bit those of the CPU's kernels, except for products, attention and cross_entropy, which add in another order. An
+// index out of range is skipped, and the next call that waits for the device throws.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace rondo::cuda {
 
-// The kernels of an op (BackendTable::own_kernels): the op's row of the table, or else elementwise_kernel() if the op
-// has a body, or else nothing.
+// Returns an op's kernels (BackendTable::own_kernels): those of its row of the table. An op without a row has
+// elementwise_kernel() if it has a body, and no kernel if it has none.
 const BackendEntry& own_kernels(const OpDef& op);
 
 // loops.cc: every op with a body.

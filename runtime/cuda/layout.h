@@ -18,8 +18,8 @@ struct RondoLayout {
 };
 struct RondoPieces {
   long long count;
-  long long from[64];  // addresses
-  long long to[64];    // elements from the start of the result
+  long long from[64];  // addresses of the pieces
+  long long to[64];    // their offsets in the result, in elements
 };
 )
 // clang-format on
@@ -38,7 +38,7 @@ template <int N> RondoLayout layout_of(const IterationSpace<N>& space) {
   }
   return layout;
 }
-// The layout of operands that broadcast to `shape`.
+// Returns the layout of operands that broadcast to `shape`.
 template <class... T> RondoLayout layout_of(const Dims& shape, const T&... operands) {
   return layout_of(IterationSpace<sizeof...(T)>(shape, std::array<const Tensor*, sizeof...(T)>{&operands...}));
 }
@@ -49,7 +49,7 @@ inline bool is_dense(const RondoLayout& layout, int operands) {
   return dense;
 }
 
-// The address of element 0.
+// Returns the address of element 0.
 inline std::byte* address_of(const Tensor& tensor) { return tensor.impl()->data(); }
 
 // Returns a dense tensor with these values: `tensor` itself if it is dense. It has no history, and is not recorded.

@@ -14,7 +14,8 @@
 namespace rondo::cuda {
 namespace {
 
-// The existing paths that match, the last in alphabetical order first: newer versions come before older ones.
+// Returns the existing paths that match, the last in alphabetical order first, so that newer versions come before older
+// ones.
 std::vector<std::string> matches(const std::string& pattern) {
   glob_t found{};
   std::vector<std::string> paths;
@@ -24,8 +25,8 @@ std::vector<std::string> matches(const std::string& pattern) {
   return paths;
 }
 
-// The names to hand to dlopen, in this order: Note [Finding CUDA]. `name` has no version: "libnvrtc.so". `versions`:
-// the newest first.
+// Returns the names to hand to dlopen, in the order in which they are tried: Note [Finding CUDA]. `name` has no
+// version: "libnvrtc.so". `versions`: the best one first.
 std::vector<std::string> candidates(const char* name, std::initializer_list<const char*> versions) {
   std::vector<std::string> paths;
   const auto look_in = [&](const std::string& folder) {

@@ -124,7 +124,8 @@ const Source& loss_source() {
   return source;
 }
 
-// The kernel of linear_cross_entropy that runs between the products of a chunk: losses, and gradients of logits.
+// Source text of linear_cross_entropy's own kernel. It runs between the products of a chunk, and computes the losses
+// and the gradients of the logits.
 constexpr const char* kHead = R"cuda(
 constexpr int kVector = 16 / sizeof(T);
 // 16 bytes of a row as they lie in memory, taken apart only where the elements are used: widened elements of a 16-bit
@@ -298,7 +299,7 @@ extern "C" __global__ void rondo_scale(T* total, const T* factor, RondoLayout la
 )cuda"};
 
 // Attributes: ints {ignore_index, reduction}, floats {label_smoothing}.
-constexpr int64_t kMean = 0, kNone = 2;  // ops::Reduction
+constexpr int64_t kMean = 0, kNone = 2;  // values of ops::Reduction
 
 class Call {
  public:
@@ -363,7 +364,7 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
                 static_cast<long long>(call.per_row()), check.status, check.call);
 }
 
-// ---- Without whole logits
+// ---- Cross-entropy of a linear layer, without whole logits
 
 namespace {
 
@@ -393,8 +394,8 @@ class Head {
     if (context.has(first + 2)) bias_ = ops::lowered_operand(context.in(first + 2), lower_);
   }
 
-  // `grad`: the gradient of the loss; undefined: 1. Results that are undefined are not computed. REQUIRES: there are
-  // rows, columns and inner elements.
+  // Computes the results, chunk by chunk. `grad`: the gradient of the loss; undefined: 1. Results that are undefined
+  // are not computed. REQUIRES: there are rows, columns and inner elements.
   void walk(const Tensor& grad, Tensor* loss, const Tensor& dx, const Tensor& dweight, const Tensor& dbias) {
     const DType compute = compute_dtype(lower_);
     const bool wants_grad = dx.defined() || dweight.defined() || dbias.defined();
@@ -495,10 +496,10 @@ class Head {
     void* data;
     int64_t row;        // stride
     bool wide = false;  // of the compute type
-    bool bias = false;  // bias_ is added
-    bool adds = false;  // to what the result holds
+    bool bias = false;  // bias_ is added to the product
+    bool adds = false;  // the product is added to what the result holds
   };
-  // c (m, n) = a (m, k) b (k, n).
+  // Computes c (m, n) = a (m, k) b (k, n).
   void multiply(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, const Result& c) const {
     MatmulCall call(lower_, m, n, k, {a.row, a.column}, {b.row, b.column}, {c.row, 1});
     call.wide = c.wide;

@@ -62,8 +62,9 @@ Kernel Module::kernel(const std::string& name, int dynamic_shared) const {
   Kernel kernel{nullptr, interned(name)};
   state.check(state.driver().module_function(&kernel.function, module_, name.c_str()),
               absl::StrCat("cuModuleGetFunction(", name, ")").c_str());
-  // cuda.h, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: without it, a launch may have 48 KiB less the function's
-  // static shared memory, which only the compiler knows.
+  // Without this attribute, a launch may have at most 48 KiB of dynamic shared memory, less the function's static
+  // shared memory (cuda.h, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). Only the compiler knows that number, so
+  // the attribute is set for every size.
   if (dynamic_shared > 0)
     state.check(
         state.driver().function_set_attribute(kernel.function, FunctionAttribute::kMaxDynamicShared, dynamic_shared),

@@ -53,16 +53,17 @@ class Module {
   ModulePtr module_;
 };
 
-// Code that is loaded on each device at its first launch there. It may outlive devices: a device that was closed and
-// opened again loads the code again. Thread safe.
+// Code that each device loads when it first launches one of the kernels. The object may outlive devices: a device that
+// was closed and opened again loads the code again. Thread safe.
 class LazyModule {
  public:
-  // `image`: returns a device's image; called at the first launch there. `kernels`: names of the image's functions.
+  // `image`: returns a device's image; called at the first launch on that device. `kernels`: names of the image's
+  // functions.
   LazyModule(std::function<const std::string&(int device)> image, std::vector<std::string> kernels);
   ~LazyModule();
   LazyModule(const LazyModule&) = delete;
   LazyModule& operator=(const LazyModule&) = delete;
-  // The i-th of `kernels` on a device. Throws DeviceError as Module::load.
+  // Returns the i-th of `kernels` on a device. Throws DeviceError like Module::load.
   const Kernel& kernel(int device, size_t i) const;
 
  private:

@@ -31,12 +31,14 @@ struct Architecture {
   friend bool operator==(const Architecture&, const Architecture&) = default;
 };
 
-// By compute capability: 80 is sm_80. Increasing.
+// The architectures for which code is compiled, by compute capability: 80 is sm_80. In increasing order.
 inline constexpr int kArchitectures[] = {80, 90, 100};
 inline constexpr int kNewestArchitecture = 100;
-// The architecture whose code a device takes: 89 -> 80. For a device older than all kArchitectures: its own capability.
+// Returns the architecture whose code a device takes: 89 -> 80. For a device older than all kArchitectures: its own
+// capability.
 int architecture_of(int capability);
-// True if a device takes an architecture's machine code. False: it takes its PTX, or nothing if there is a suffix.
+// True if a device takes an architecture's machine code. If not, the device takes the architecture's PTX, or nothing if
+// the architecture has a suffix.
 inline bool takes_cubin(int capability, Architecture architecture) {
   if (architecture.suffix == 'a') return capability == architecture.capability;
   return capability / 10 == architecture.capability / 10 && capability >= architecture.capability;
@@ -56,11 +58,11 @@ struct Image {
 struct NvrtcOutput {
   NvrtcResult result;
   std::string log;    // "" or lines
-  std::string cubin;  // of a success: machine code for the architecture
-  std::string ptx;    // of a success, with a zero at its end
+  std::string cubin;  // after a success: machine code for the architecture
+  std::string ptx;    // after a success; ends with a zero
 };
 
-// `name`: what the log calls the source.
+// Compiles a source for one architecture. `name`: what the log calls the source.
 NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
                            Architecture architecture, std::span<const char* const> flags);
 // Compiles a source with kExactFlags, as for all kernels of Rondo. Throws DeviceError if there is no NVRTC,
@@ -69,8 +71,9 @@ Image compile_image(const std::string& source, const std::string& name, Architec
 
 // Returns, for example, "13.0".
 std::string version_of(const Nvrtc& nvrtc);
-// The key of compile_image()'s results in caches and artifacts, besides the source: architecture, NVRTC's version and
-// flags. Without NVRTC the version is "", and results are not kept. `maker`: what has made the sources.
+// Returns the key of compile_image()'s results in caches and artifacts. With the source it identifies a result: it has
+// the architecture, NVRTC's version and the flags. Without NVRTC the version is "", and results are not kept. `maker`:
+// what has made the sources.
 io::HostKey key_of_code(Architecture architecture, const std::string& maker);
 
 }  // namespace rondo::cuda

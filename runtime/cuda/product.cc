@@ -118,7 +118,7 @@ Product::Product(DeviceState& state, const MatmulCall& call, int variant)
   for (const Epilogue e : call.epilogues)
     if (e == Epilogue::kGeluTanh) epilogue |= static_cast<uint32_t>(LtEpilogue::kGelu);
   if (epilogue == 0) epilogue = static_cast<uint32_t>(LtEpilogue::kDefault);
-  // Note [Row-major]: true if our operand is column-major.
+  // True if our operand is column-major, so that cuBLASLt has to transpose it: Note [Row-major].
   const bool b_transposed = call.b.column != 1, a_transposed = call.a.column != 1;
   const auto make_desc = [&](LtCompute compute) {
     Scoped<LtDesc> made{nullptr, library_.desc_destroy};
@@ -202,7 +202,7 @@ const Product::Choice* Product::choose(DeviceState& state, uint32_t key) const {
   return &choices_.back();
 }
 
-// ---- Note [Products without an algorithm]
+// ---- Other ways to compute: Note [Products without an algorithm]
 
 namespace {
 
@@ -216,7 +216,7 @@ Report& report() {
   return *report;
 }
 
-// The product of a call without its epilogues. Its sums are not rounded.
+// Returns the call without its epilogues. The sums of this product are not rounded.
 MatmulCall without_epilogues(const MatmulCall& call) {
   MatmulCall plain(call.dtype, call.m, call.n, call.k, call.a, call.b, {call.n, 1, call.m * call.n}, call.batch);
   plain.wide = is_low_precision(call.dtype);
@@ -228,7 +228,8 @@ MatmulCall of_copies(const MatmulCall& call) {
   dense.wide = is_low_precision(call.dtype);
   return dense;
 }
-// The key for the alignment of A and B alone; all other addresses are aligned as the allocator's are.
+// Returns the key with the alignments of A and B alone. All other addresses count as aligned like the allocator's
+// blocks.
 uint32_t key_of_operands(uint32_t key) {
   constexpr uint32_t kBits = (1u << kAlignmentBits) - 1;
   uint32_t result = key & (kFast | kBits << kAddressOfA * kAlignmentBits | kBits << kAddressOfB * kAlignmentBits);
@@ -331,7 +332,7 @@ void Product::run(const MatmulOperands& o, double alpha) const {
 bool Product::run_by_library(DeviceState& state, const Choice& choice, const MatmulOperands& o, double alpha) const {
   const uint32_t key = choice.key;
   set_bias(key, o.bias);
-  // Note [Product workspace].
+  // The workspace is freed at the end of this function, in stream order: Note [Product workspace].
   Storage workspace;
   if (choice.workspace > 0)
     workspace = Storage::allocate(choice.workspace, {Backend::kCUDA, static_cast<int8_t>(device_)});
@@ -342,7 +343,7 @@ bool Product::run_by_library(DeviceState& state, const Choice& choice, const Mat
   const LtStatus status = library_.matmul(state.lt_handle(), desc_of(key), factor(0), o.b, a_, o.a, b_, factor(1),
                                           has_added() ? o.added[0] : o.c, d_, o.c, d_, &choice.algo,
                                           workspace ? workspace.data() : nullptr, choice.workspace, state.compute());
-  // cublasLt.h, cublasLtMatmul: the device cannot run the algorithm.
+  // With these errors, the device cannot run the algorithm (cublasLt.h, cublasLtMatmul).
   if (status == LtStatus::kNotSupported || status == LtStatus::kArchMismatch) [[unlikely]]
     return false;
   check(status, "cublasLtMatmul");
@@ -379,7 +380,7 @@ std::shared_ptr<const Product> Product::get(int device, const MatmulCall& call, 
   if (variant > 0) {
     const ContextScope scope(state);
     const std::lock_guard lock(product->mutex_);
-    // With addresses that are aligned as the allocator's are.
+    // Chooses for addresses that are aligned like the allocator's blocks.
     const MatmulOperands aligned{};
     if (product->choose(state, product->key_of(aligned)) == nullptr) return nullptr;
   }

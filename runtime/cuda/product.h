@@ -40,7 +40,7 @@ enum class ProductWay : uint8_t { kLibrary, kApart, kCopied, kKernel };
 // Counts, in this process, products that the library has no algorithm for, by the way that they take instead.
 struct ProductReport {
   int64_t apart = 0, copied = 0, by_kernel = 0;
-  int64_t runs = 0;               // of all of them together
+  int64_t runs = 0;               // of all these products together
   std::vector<std::string> last;  // the latest 64, in words
 };
 ProductReport product_report();
@@ -59,12 +59,13 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  // Enqueues C = alpha A B ... on the device's compute stream. Throws DeviceError, OutOfMemoryError.
+  // Enqueues C = alpha A B and the call's epilogues on the device's compute stream. Throws DeviceError,
+  // OutOfMemoryError.
   void run(const MatmulOperands& operands, double alpha = 1) const;
 
  private:
   // How the product runs if its addresses have the alignments of `key`: by an algorithm of the heuristic, or in another
-  // way, of which the library computes `part` (null: nothing).
+  // way. `part`: the product that the library computes in that other way; null: it computes none.
   struct Choice {
     uint32_t key;
     LtAlgo algo = {};
@@ -80,7 +81,8 @@ class Product {
   uint32_t key_of(const MatmulOperands& operands) const;
   LtDesc desc_of(uint32_t key) const;
   void set_bias(uint32_t key, const void* bias) const;
-  // Null: cuBLASLt has no algorithm, or fewer than `variant_`. REQUIRES, here and below: the lock is held.
+  // Returns null if cuBLASLt has at most `variant_` algorithms. REQUIRES, here, in choose_otherwise() and in
+  // run_by_library(): the lock is held.
   const Choice* choose(DeviceState& state, uint32_t key) const;
   // Replaces the choice for the key by another way. `why`: the library's reason.
   const Choice& choose_otherwise(DeviceState& state, uint32_t key, const char* why) const;
@@ -96,7 +98,7 @@ class Product {
   const MatmulCall call_;
   const int variant_;
   uint64_t most_workspace_ = 0;
-  LtDesc desc_ = nullptr, fast_desc_ = nullptr;  // fast: TF32, f32 only
+  LtDesc desc_ = nullptr, fast_desc_ = nullptr;  // fast: for f32 with TF32
   LtLayout a_ = nullptr, b_ = nullptr, d_ = nullptr;
   // Guards the choices, and the descriptors, because each run writes the address of its bias into them.
   mutable std::mutex mutex_;

@@ -7,7 +7,8 @@
 
 namespace rondo::cuda {
 
-// Enqueues the whole call: any strides, any alignment. Sums are f32 (f64 for f64), in the order of K.
+// Enqueues a whole product with its epilogues, for any strides and alignments. Sums are f32 (f64 for f64), in the order
+// of K.
 void product_by_kernel(int device, const MatmulCall& call, const MatmulOperands& operands, double alpha);
 // Enqueues the rest of a call, after the sums of its product: bias, addend, GELU, rounding. `sums`: dense
 // [batch, m, n], of compute_dtype(call.dtype).

@@ -74,12 +74,12 @@ class Reduction {
                                               : kI64),
         device_(x.device()) {}
 
-  // x [rows, cols] -> out [rows], n elements in all.
+  // Reduces rows: x [rows, cols] -> out [rows]. x has `n` elements: the last row may be shorter than the others.
   void rows(const Tensor& x, const Tensor& out, int64_t rows, int64_t cols, int64_t n) const {
     launch_blocks(device_.index, kernel("rondo_reduce_rows", x.dtype(), out.dtype()), (rows + 15) / 16, kThreads,
                   address_of(x), address_of(out), rows, cols, n);
   }
-  // x [rows, cols] -> out [cols]
+  // Reduces columns: x [rows, cols] -> out [cols].
   void columns(const Tensor& x, const Tensor& out, int64_t rows, int64_t cols) const {
     const int64_t chunk = column_chunk_rows(rows), chunks = std::max<int64_t>(1, (rows + chunk - 1) / chunk);
     const Tensor partial = chunks == 1 ? out : Tensor::empty({chunks, cols}, {accumulator_, device_});
@@ -89,7 +89,7 @@ class Reduction {
     launch_threads(device_.index, kernel("rondo_combine_columns", x.dtype(), out.dtype()), cols, address_of(partial),
                    address_of(out), cols, chunks);
   }
-  // x, dense, of `sizes` -> one element: Note [Full order].
+  // Reduces x, which is dense and has shape `sizes`, to one element: Note [Full order].
   void full(const Tensor& x, const Tensor& out, const Dims& sizes) const {
     const int64_t n = sizes.numel(), row = full_row(n, sizes.back());
     if (row == 0) return all(x, out, n);
@@ -97,7 +97,7 @@ class Reduction {
     rows(x, partial, n / row, row, n);
     all(partial, out, n / row);
   }
-  // x [n] -> one element, in chunks.
+  // Reduces x [n] to one element, in chunks of kFullChunk.
   void all(const Tensor& x, const Tensor& out, int64_t n) const {
     const int64_t chunks = std::max<int64_t>(1, (n + kFullChunk - 1) / kFullChunk);
     if (chunks == 1) return rows(x, out, 1, n, n);
@@ -105,7 +105,8 @@ class Reduction {
     rows(x, partial, chunks, kFullChunk, n);
     rows(partial, out, 1, chunks, chunks);
   }
-  // x, dense, of `sizes` -> out: Note [Runs]. Intermediate results between two runs have the accumulator's dtype.
+  // Reduces the dimensions in `mask` of x, which is dense and has shape `sizes`: Note [Runs]. Intermediate results
+  // between two runs have the accumulator's dtype.
   void runs(const Tensor& x, const Tensor& out, const Dims& sizes, int64_t mask) const {
     const ops::ReducedRun run = ops::last_run(sizes, mask);
     const int64_t kept = run.outer * run.inner;

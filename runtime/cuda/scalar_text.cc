@@ -59,7 +59,7 @@ LoopValue ScalarText::constant(double value, DType type) {
 LoopValue ScalarText::emit(LoopOp op, DType type, LoopValue a, LoopValue b, LoopValue c) {
   const std::string x = name_of(a), y = name_of(b), z = name_of(c);
   const bool floating = is_floating(compute_);
-  // Unsigned arithmetic wraps around.
+  // Integers are computed as unsigned numbers, because unsigned arithmetic wraps around.
   const auto wide = [](const std::string& v) { return absl::StrCat("static_cast<unsigned long long>(", v, ")"); };
   const auto arithmetic = [&](const char* sign) {
     return floating ? absl::StrCat(x, sign, y) : absl::StrCat("static_cast<C>(", wide(x), sign, wide(y), ")");

@@ -32,7 +32,7 @@ class ScalarText final : public LoopBuilder {
   LoopValue reduce(LoopOp op, LoopValue v) override;
   void output(int i, LoopValue v) override;
 
-  // The type of the values in a body that computes in `dtype`: "float".
+  // Returns the C++ type of the values in a body that computes in `dtype`: "float".
   static const char* type_of(DType dtype);
 
  private:
@@ -46,7 +46,8 @@ class ScalarText final : public LoopBuilder {
   int32_t next_ = 0;
 };
 
-// `RONDO_DEVICE float name(float a0)`, from a function of ops/scalar_math.h, for f32 and for f64:
+// Returns the text of `RONDO_DEVICE float name(float a0)`, and of the same function for f64, from a function of
+// ops/scalar_math.h:
 //   scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); })
 std::string scalar_function(const std::string& name, LoopValue (*function)(LoopValue));
 

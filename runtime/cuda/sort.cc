@@ -169,7 +169,7 @@ enum Mode : long long { kLargestLast = 0, kSmallestLast = 1, kSmallestLastButNaN
 
 int64_t length_of(const Tensor& x, int dim) { return x.rank() == 0 ? 1 : x.sizes()[dim]; }
 
-// The layout of a tensor's elements in lines along `dim`.
+// Returns the layout of a tensor's elements in lines along `dim`.
 RondoLayout lines_of(const Tensor& x, int dim) {
   Dims sizes, strides;
   for (int d = 0; d < x.rank(); ++d)

@@ -19,7 +19,7 @@
 namespace rondo::cuda {
 namespace {
 
-// Conversions are those of ops/elementwise_body.h.
+// The element types, as source text. Conversions are those of ops/elementwise_body.h.
 constexpr const char* kElementTypes = R"cuda(
 template <class T> struct RondoCompute { using Type = T; };
 template <> struct RondoCompute<rondo_bf16> { using Type = float; };
@@ -103,7 +103,7 @@ struct Loaded {
   Kernel kernel;
 };
 struct Cache {
-  std::shared_mutex mutex;  // of all below
+  std::shared_mutex mutex;  // guards all members below
   std::map<int, CodeHere> architectures;
   HashMap<std::string, Loaded> loaded;  // by device, kernel and defines
 };

@@ -25,8 +25,8 @@ namespace rondo::cuda {
 struct Source {
   const char* name;
   std::string_view text;
-  // The text needs instructions that only devices of exactly this capability have: 90 is sm_90a. 0: none. Throws
-  // InternalError for any other device: its callers ask DeviceState::capability() first.
+  // If not 0: the text needs instructions that only devices of exactly this capability have; 90 is sm_90a. For any
+  // other device kernel_of() throws InternalError, so its callers ask DeviceState::capability() first.
   int only_for = 0;
 };
 // `#define name value`, in front of the text.
@@ -35,24 +35,25 @@ struct Define {
   std::string value;
 };
 
-// Throws DeviceError if the code has to be compiled and there is no NVRTC, InternalError with NVRTC's log if it refuses
-// the text. `dynamic_shared`: the bytes of dynamic shared memory that launches ask for. It must be the same for the
-// same defines.
+// Returns the kernel `name` of a source. Throws DeviceError if the code has to be compiled and there is no NVRTC,
+// InternalError with NVRTC's log if NVRTC refuses the text. `dynamic_shared`: the bytes of dynamic shared memory that
+// launches ask for. It must be the same for the same defines.
 Kernel kernel_of(int device, const Source& source, const char* name, std::initializer_list<Define> defines = {},
                  unsigned dynamic_shared = 0);
 
-// The whole text that NVRTC compiles.
+// Returns the whole text that NVRTC compiles.
 std::string whole_text(const Source& source, std::initializer_list<Define> defines);
-// The name of a dtype in kernels, such as "float" or "rondo_bf16"; and that of the type in which arithmetic on it is
-// done.
+// type_name() returns the name of a dtype in kernels, such as "float" or "rondo_bf16". compute_type_name() returns the
+// name of the type in which arithmetic on the dtype is done.
 const char* type_name(DType dtype);
 const char* compute_type_name(DType dtype);
-// The unsigned integer type of the dtype's width: for kernels that only move elements.
+// Returns the unsigned integer type of the dtype's width, for kernels that only move elements.
 const char* word_name(DType dtype);
 
 // ---- The code of hand-written kernels, for artifacts
 
-// `maker` of key_of_code() for kernels by hand. It names no build, because their code follows from their text alone.
+// `maker` of key_of_code() for hand-written kernels. It names no build of Rondo, because the code of these kernels
+// follows from their text alone.
 inline constexpr const char* kMaker = "by hand";
 // Returns the hand-written kernels that this process has for an architecture. A record has a text and its code.
 io::KernelFile kernels_by_hand(int architecture);
@@ -65,10 +66,10 @@ struct SourceReport {
   std::vector<std::string> compiled;  // names of the sources, and their defines
 };
 SourceReport source_report(int architecture);
-// Forgets code that is in memory, except what devices have loaded, and where the disk cache is: for tests.
+// Forgets the code in memory, except what devices have loaded, and the location of the disk cache: for tests.
 void forget_kernels_by_hand();
 
-inline constexpr int kThreads = 256;  // of a block
+inline constexpr int kThreads = 256;  // threads of a block
 
 // Launches one thread for each of `n` elements, or fewer threads that take several elements each: the kernel must have
 // a grid-stride loop. `args` are passed by value, with the types of the kernel's parameters.

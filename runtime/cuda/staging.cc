@@ -15,7 +15,7 @@ Staging& Staging::instance() {
 
 int Staging::class_of(size_t bytes) { return std::bit_width((std::max<size_t>(bytes, 1) - 1) >> 16); }
 
-// An event that cannot be asked belongs to a lost device: nothing runs there any more.
+// True if nothing uses the buffer any more. If its event cannot be queried, the device is lost, so nothing runs there.
 bool Staging::passed(const Buffer& buffer) {
   return buffer.event.event == nullptr || buffer.device->driver().event_query(buffer.event.event) != Result::kNotReady;
 }
@@ -51,7 +51,7 @@ Staging::Buffer Staging::take(DeviceState& device, size_t bytes) {
   void* data = nullptr;
   Result result = device.driver().host_allocate(&data, size, kHostAllocPortable);
   if (result == Result::kOutOfMemory) {
-    clear(device);  // the buffers of other sizes
+    clear(device);  // frees the unused buffers of all sizes
     result = device.driver().host_allocate(&data, size, kHostAllocPortable);
   }
   size_t held = 0;

@@ -19,7 +19,7 @@ namespace rondo::cuda {
 
 class Staging {
  public:
-  // Larger copies go in pieces.
+  // Bytes of the largest buffer. Larger copies go in pieces.
   static constexpr size_t kMostBytes = size_t{4} << 20;
 
   struct Buffer {
@@ -34,10 +34,10 @@ class Staging {
   // Takes a buffer of at least `bytes`, at most kMostBytes. Waits for an earlier copy if all buffers within the limit
   // are in use. Throws OutOfMemoryError. REQUIRES: the device's context is current.
   Buffer take(DeviceState& device, size_t bytes);
-  // The buffer is free again when `stream` has done all that is enqueued now. If recording the event fails, waits for
-  // the stream and throws.
+  // Gives a buffer back. It is free again when `stream` has done all that is enqueued now. If recording the event
+  // fails, waits for the stream and throws.
   void give(DeviceState& device, Buffer buffer, StreamPtr stream);
-  // Gives the buffer back. It is free now.
+  // Gives back a buffer that nothing uses any more.
   void give(Buffer buffer) noexcept;
   // Gives all buffers that are not in use back to the system, through any device.
   void clear(DeviceState& device);

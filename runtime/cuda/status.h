@@ -26,10 +26,10 @@ namespace rondo::cuda {
 // clang-format off
 RONDO_TEXT_AND_CODE(kDeviceStatusLayout,
 struct DeviceStatus {
-  unsigned call;             // of the first call that failed; 0: none
+  unsigned call;             // the number of the first call that failed; 0: none has failed
   unsigned unused;
   unsigned long long high;   // min over failing threads of position << 32 | upper half of the value; ~0 at first
-  unsigned long long low;    // the same with the lower half
+  unsigned long long low;    // min over failing threads of position << 32 | lower half of the value; ~0 at first
 };
 )
 // clang-format on

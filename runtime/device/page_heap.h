@@ -41,11 +41,11 @@ class PageHeap {
   // The place for a block that needs the fewest new pages: `fresh` bytes come from the system, the rest are kept pages.
   struct Place {
     Range* range = nullptr;  // where the block begins; null: no address space is left
-    size_t skip = 0;         // bytes from the begin of that range
+    size_t skip = 0;         // bytes from the beginning of that range
     size_t fresh = 0;
   };
   Place cheapest(size_t bytes) const;
-  // Returns null if the system refuses. `place` is valid until the heap changes.
+  // Takes a block at `place`. Returns null if the system refuses the memory. `place` is valid until the heap changes.
   void* take(const Place& place, size_t bytes);
 
   void put(void* data) noexcept;  // frees a block; its pages are kept

@@ -9,7 +9,7 @@
 namespace rondo {
 
 Storage Storage::allocate(size_t bytes, Device device) try {
-  check_cpu();  // here, because no kernel runs without a tensor
+  check_cpu();  // this check is enough, because no kernel runs without a tensor
   const BackendTable& table = backend_of(device);
   if (device.index != 0) [[unlikely]]
     require_device(device);

@@ -37,7 +37,7 @@ struct ImageInfo {
   ImageFormat format = ImageFormat::kPng;
   int64_t height = 0;
   int64_t width = 0;
-  int channels = 0;  // as with kAsStored
+  int channels = 0;  // of the tensor that kAsStored gives
   int bits = 8;      // per channel, or per index if the image has a palette
   bool palette = false;
 };
@@ -75,8 +75,9 @@ Tensor read_mask(const std::string& path, int64_t max_pixels = ReadImageOptions(
 Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels = ReadImageOptions().max_pixels,
                    int64_t max_bytes = ReadImageOptions().max_bytes);
 
-// `image` is u8, (C, H, W) with 1 to 4 channels or (H, W), in any layout and on any device; JPEG takes 1 or 3 channels.
-// The suffix selects the format: .png, .jpg or .jpeg. The file is written atomically (atomic_file.h).
+// Writes an image file. `image` is u8, (C, H, W) with 1 to 4 channels or (H, W), in any layout and on any device; JPEG
+// takes 1 or 3 channels. The suffix selects the format: .png, .jpg or .jpeg. The file is written atomically
+// (atomic_file.h).
 void write_image(const std::string& path, const Tensor& image, const WriteImageOptions& options = {},
                  std::source_location where = std::source_location::current());
 // Returns the bytes of the file that write_image() would write.

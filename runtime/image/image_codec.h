@@ -140,7 +140,7 @@ class ImageDecoder {
   std::exception_ptr thrown_;
 };
 
-// The arguments must outlive the decoder. Throw FileError.
+// Open a decoder and read the header of the file. The arguments must outlive the decoder. Throw FileError.
 std::unique_ptr<ImageDecoder> open_png(ImageBytes& bytes, ImageBudget& budget);
 std::unique_ptr<ImageDecoder> open_jpeg(ImageBytes& bytes, ImageBudget& budget);
 

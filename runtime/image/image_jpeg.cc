@@ -225,7 +225,7 @@ class JpegDecoder final : public ImageDecoder {
   int scan_ = 0;
 };
 
-// For writing. It is plain data, because longjmp() may skip destructors.
+// The state while a JPEG is written. It is plain data, because longjmp() may skip destructors.
 struct JpegEncoder {
   JpegErrors errors;
   jpeg_compress_struct codec = {};
@@ -248,7 +248,7 @@ bool write_jpeg(JpegEncoder& encoder, const Pixels& pixels, int quality) {
   jpeg_start_compress(&codec, TRUE);
   const size_t row_bytes = static_cast<size_t>(pixels.width) * static_cast<size_t>(pixels.channels);
   while (codec.next_scanline < codec.image_height) {
-    JSAMPROW row = const_cast<uint8_t*>(pixels.data) + codec.next_scanline * row_bytes;  // it only reads
+    JSAMPROW row = const_cast<uint8_t*>(pixels.data) + codec.next_scanline * row_bytes;  // libjpeg only reads it
     jpeg_write_scanlines(&codec, &row, 1);
   }
   jpeg_finish_compress(&codec);

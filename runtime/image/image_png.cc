@@ -190,7 +190,7 @@ class PngDecoder final : public ImageDecoder {
   bool all_unpacked_ = false;
 };
 
-// For writing. It is plain data, because longjmp() may skip destructors.
+// The state while a PNG is written. It is plain data, because longjmp() may skip destructors.
 struct PngEncoder {
   Message message;
   std::string* out = nullptr;

@@ -13,9 +13,9 @@ namespace rondo::cpu {
 
 namespace dnnl = rondo_dnnl;  // onednn_library.h
 
-// The CPU engine of the process. The first call turns off oneDNN's own cache of primitives for the whole process; Rondo
-// uses RecentCache instead. If memory runs out while oneDNN makes a primitive, its cache would keep a broken one for
-// that shape, or end the process.
+// Returns the CPU engine of the process. The first call turns off oneDNN's own cache of primitives for the whole
+// process; Rondo uses RecentCache instead. If memory runs out while oneDNN makes a primitive, oneDNN's cache would keep
+// a broken primitive for that shape, or end the process.
 dnnl::engine& library_engine();
 
 // True if the name of a kernel (impl_info_str) is that of a scalar reference kernel, which is slower than Rondo's own

@@ -36,7 +36,7 @@ namespace {
 // Closes the library unless it is released: after an error, the next call may find another file under the name.
 using Opened = std::unique_ptr<void, decltype([](void* library) { dlclose(library); })>;
 
-// Returns null on failure; `why_not` is then the reason.
+// Opens a library. Returns null on failure; `why_not` is then the reason.
 Opened open_file(const char* file, std::string& why_not) {
   if (*file == '\0') return nullptr;
   Opened library(dlopen(file, RTLD_NOW | RTLD_LOCAL));

@@ -1,5 +1,5 @@
-// Changes how the names (symbols) that a shared library uses are bound. Only on x86-64 and aarch64; elsewhere these
-// functions do nothing.
+// Changes how the names (symbols) that a shared library uses are bound. These functions work only on x86-64 and
+// aarch64; on other processors they do nothing.
 //
 //   void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
 //   use_own_names(library);  // it uses its own functions and data, even if other libraries export the same names
@@ -17,10 +17,12 @@ namespace rondo::cpu {
 //
 // Why not RTLD_DEEPBIND of dlopen()? The library would call malloc() and operator new of the C and C++ libraries
 // instead of the program's. But it also frees memory that std::string's functions have taken from the program's
-// allocator. And with a sanitizer in the program, this flag ends the process.
+// allocator, and would free it with the wrong allocator. And with a sanitizer in the program, this flag ends the
+// process.
 void use_own_names(void* library);
 
-// Returns the address to which a name from another library is bound in `library`; null if it does not use the name.
+// Returns the address to which a name from another library is bound in `library`; null if `library` does not use the
+// name.
 void* function_used(void* library, std::string_view name);
 // Binds a name that `library` takes from another library to `function`. Throws like use_own_names().
 void use_instead(void* library, std::string_view name, void* function);

@@ -12,7 +12,7 @@ namespace {
 // registers while it is opened run after those of the program (onednn_library.cc, Note [At exit]).
 [[gnu::constructor(101)]] void open_library() try {
   cpu::library();
-} catch (const std::exception&) {  // the first product throws it again
+} catch (const std::exception&) {  // the first product opens the library again, and throws
 }
 
 }  // namespace

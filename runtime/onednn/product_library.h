@@ -9,8 +9,9 @@ namespace rondo {
 // RONDO_CPU, for which Rondo's own kernels are compiled.
 bool library_has_avx512();
 
-// "oneDNN 2.6.3, instructions 3ff": the library's version, and the instruction sets that it uses (one bit each,
-// dnnl_cpu_isa_t). With another version or other instruction sets it uses other kernels, so sums and times differ.
+// Returns, for example, "oneDNN 2.6.3, instructions 3ff": the library's version, and the instruction sets that it uses
+// (one bit each, dnnl_cpu_isa_t). With another version or other instruction sets it uses other kernels, so sums and
+// times differ.
 std::string product_library();
 
 }  // namespace rondo

@@ -12,7 +12,7 @@ namespace rondo::ops {
 // ---- Comparisons: bool outputs, no gradient
 
 namespace {
-// The op's number as a value of the type of `x`.
+// Returns the scalar operand of the op (floats[0]) as a value of the type of `x`. If x is bool: whether it is not 0.
 LoopValue number_like(LoopBuilder& b, LoopValue x) {
   const LoopValue s = b.scalar(0);
   return x.type == kBool ? scalar::ne(s, scalar::constant(s, 0.0)) : s;

@@ -329,7 +329,8 @@ Tensor cumsum(TensorArg x, int64_t dim) {
   return call(kCumsum, {x}, {.ints = {dim_of("cumsum", x.tensor, dim, x.where), 0}});
 }
 
-// ---- Orders. These ops return indices. Public functions read the values with gather, which has the gradient.
+// ---- Sorting and selection: argmax, argmin, argsort, sort, topk. The ops return only indices. sort() and topk() read
+// the values with gather(), which is differentiable.
 
 namespace {
 

@@ -10,7 +10,7 @@
 #pragma GCC visibility push(default)
 namespace rondo {
 
-// Ten Philox rounds on a 128-bit counter with a 64-bit key.
+// Returns four random words: ten Philox rounds on a 128-bit counter with a 64-bit key.
 inline std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
   uint32_t c0 = static_cast<uint32_t>(counter_low), c1 = static_cast<uint32_t>(counter_low >> 32);
   uint32_t c2 = static_cast<uint32_t>(counter_high), c3 = static_cast<uint32_t>(counter_high >> 32);
@@ -28,17 +28,17 @@ inline std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_low, uint64
   return {c0, c1, c2, c3};
 }
 
-// Uniform in (0, 1), never 0 or 1: the midpoint of one of 2^24 equal intervals, which the upper 24 bits choose. The
-// midpoint of the last interval would round to 1, so the largest float below 1 replaces it.
+// Returns a uniform number in (0, 1), never 0 or 1: the midpoint of one of 2^24 equal intervals, which the upper 24
+// bits choose. The midpoint of the last interval would round to 1, so the largest float below 1 replaces it.
 inline float uniform_from_bits(uint32_t bits) {
   const float middle = (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f;
   return middle < 1.0f ? middle : 0x1.fffffep-1f;
 }
 
 // A stream of random tensors. Each tensor takes the next offset, so saving (seed, offset) saves the stream. A copy
-// draws the same numbers. A device that runs asynchronously may report bad data (an index out of range) only after
-// later ops have drawn; those draws stay taken. A compiled region on the CPU takes them back. Not thread safe: use one
-// per thread, or guard it.
+// draws the same numbers. If an op finds bad data (an index out of range), a compiled region on the CPU undoes the
+// draws of ops that did not run. A device that runs asynchronously may report bad data only after later ops have drawn;
+// these draws are not undone. Not thread safe: use one generator per thread, or guard it.
 class Generator {
  public:
   explicit Generator(uint64_t seed = 0);
@@ -87,7 +87,7 @@ void manual_seed(uint64_t seed);
 // the step, not on earlier draws, so a resumed run draws the same numbers as an uninterrupted run.
 void seed_step(uint64_t seed, int rank, int64_t step);
 
-// The state of a generator before code first used it.
+// The state that a generator had before the code of a GeneratorScope first used it.
 struct GeneratorState {
   uint64_t id, seed, offset;
 };

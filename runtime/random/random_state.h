@@ -33,7 +33,7 @@ struct DropoutRule {
   double factor;  // 1 / (1 - p); 0 if p is 1, because the largest random word then still reaches the threshold
 };
 
-// Takes the generator's next offset.
+// Returns the random state for one op: takes the generator's next offset.
 RandomState next_random_state(Generator& source, Device device);
 
 // While in scope, this thread's random ops share state tensors: Note [Random state]. Scopes nest; the innermost counts.
@@ -43,8 +43,8 @@ class SharedRandomState final : GeneratorHolder {
   ~SharedRandomState();
   // Forgets the state tensors: the next draw from each generator creates a new one, and its increment is 0.
   void restart() { streams_.clear(); }
-  // True if `tensor` is a state tensor of the innermost scope. is_state_at() also compares the seed and the base of its
-  // stream with `drawn`.
+  // True if `tensor` is a state tensor of the innermost scope. is_state_at() is true only if, in addition, the seed and
+  // the base of its stream are those of `drawn`.
   static bool is_state(const Tensor& tensor);
   static bool is_state_at(const Tensor& tensor, const GeneratorState& drawn);
   // Undoes the latest `draws` draws from the generator of `state`. Does nothing if the generator was destroyed since,
@@ -56,7 +56,7 @@ class SharedRandomState final : GeneratorHolder {
     if (!streams_.empty()) [[unlikely]]
       note_recorded(operands);
   }
-  // Undoes the waiting draws. Called if the recorded ops run, and throw, while an op's draw is still waiting.
+  // Undoes the waiting draws. Call it if the recorded ops run and throw while the draw of an op is still waiting.
   void take_back_waiting();
 
  private:

@@ -33,7 +33,7 @@ template <int N> struct IterationSpace {
       for (int k = 0; k < N; ++k) strides[k].push_back(0);
     }
   }
-  // Operands that broadcast to `shape`.
+  // Makes the space of operands that broadcast to `shape`.
   IterationSpace(const Dims& shape, const std::array<const Tensor*, N>& operands)
       : IterationSpace(shape, broadcast(shape, operands)) {}
 

@@ -105,9 +105,9 @@ class Tensor {
                      std::source_location where = std::source_location::current());
   static Tensor full(const Dims& sizes, Scalar value, TensorOptions options = {},
                      std::source_location where = std::source_location::current());
-  // begin, begin + step, ... up to but excluding `end`; a negative step counts down. The dtype is that of `options`.
-  // Without one, arange(12), arange(0, 12) and arange(12, device) are i64, because all arguments are integers;
-  // arange(1.5) and arange(12.0, device) are f32.
+  // Returns begin, begin + step, ... up to but excluding `end`; a negative step counts down. The dtype is that of
+  // `options`. Without a dtype, arange(12), arange(0, 12) and arange(12, device) are i64, because all arguments are
+  // integers; arange(1.5) and arange(12.0, device) are f32.
   static Tensor arange(Scalar end, ArangeOptions options = {},
                        std::source_location where = std::source_location::current());
   static Tensor arange(Scalar begin, Scalar end, ArangeOptions options = {},
@@ -161,13 +161,15 @@ class Tensor {
                      std::source_location where = std::source_location::current()) {
     return from(std::span<const T>(values), sizes, TensorOptions(dtype_of<T>, device), where);
   }
-  // A scalar tensor, by the same rules: scalar(0.5) is f32; scalar<double>(0.5) and scalar(0.5, kF64) are f64.
+  // Makes a scalar tensor. The dtype follows the same rules: scalar(0.5) is f32; scalar<double>(0.5) and scalar(0.5,
+  // kF64) are f64.
   static Tensor scalar(double literal, Device device = default_device()) { return from({literal}, {}, device); }
   template <class T> static Tensor scalar(T value, Device device = default_device()) {
     return from<T>({value}, {}, device);
   }
   template <class T> static Tensor scalar(T value, TensorOptions options) { return from<T>({value}, {}, options); }
-  // A tensor over the memory of `storage`; `offset` is in elements. Throws Error if an element would lie outside of it.
+  // Makes a tensor over the memory of `storage`; `offset` is in elements. Throws Error if an element would lie outside
+  // of the storage.
   static Tensor from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype,
                              std::source_location where = std::source_location::current());
 
@@ -191,29 +193,33 @@ class Tensor {
   template <class T> const T* data(std::source_location where = std::source_location::current()) const {
     return static_cast<const T*>(checked_data(dtype_of<T>, where));
   }
-  // Writable memory. Each call raises the version. Inside a region, call it after each op (compile.h, Host writes).
+  // Returns the memory for writing. Each call raises the version. Inside a region, call it after each op, as
+  // Note [Host writes] in compile/compile.h explains.
   template <class T> T* mutable_data(std::source_location where = std::source_location::current()) {
     return static_cast<T*>(checked_mutable_data(dtype_of<T>, where));
   }
   const void* raw_data(std::source_location where = std::source_location::current()) const;
   void* raw_mutable_data(std::source_location where = std::source_location::current());
-  // The value of a one-element tensor. Throws Error if an integer is not exact as a double: use item<int64_t>().
+  // Returns the value of a one-element tensor. Throws Error if an integer is not exact as a double: use
+  // item<int64_t>().
   double item(std::source_location where = std::source_location::current()) const;
-  // The same, converted to T as .to() converts. Exact for integers: item<int64_t>().
+  // Returns the value, converted to T as .to() converts. item<int64_t>() is exact for all integers.
   template <class T> T item(std::source_location where = std::source_location::current()) const {
     return *static_cast<const T*>(one_element(dtype_of<T>, where).raw_data(where));
   }
-  // The contents in row-major order, converted to T.
+  // Returns the contents in row-major order, converted to T.
   template <class T> std::vector<T> to_vector(std::source_location where = std::source_location::current()) const;
-  // The values in rows, as PyTorch prints them, and properties that are not the default: the shape if the values do not
-  // show it, the dtype, the gradient. An undefined tensor is "tensor(undefined)". Above 1000 elements it summarises.
+  // Returns the values in rows, as PyTorch prints them, and properties that are not the default: the shape if the
+  // values do not show it, the dtype, the gradient. An undefined tensor is "tensor(undefined)". A tensor of more than
+  // 1000 elements is summarised.
   std::string to_string(std::source_location where = std::source_location::current()) const;
 
   // ---- Autograd
   bool requires_grad(std::source_location where = std::source_location::current()) const;
   Tensor& requires_grad_(bool on = true, std::source_location where = std::source_location::current());
   bool is_leaf(std::source_location where = std::source_location::current()) const;
-  // The accumulated gradient of a leaf, or of any tensor after retain_grad(). Undefined before a backward reaches it.
+  // Returns the accumulated gradient of a leaf, or of any tensor after retain_grad(). Undefined before a backward
+  // reaches it.
   const Tensor& grad(std::source_location where = std::source_location::current()) const;
   void set_grad(Tensor grad, std::source_location where = std::source_location::current());
   void zero_grad(bool set_to_none = true, std::source_location where = std::source_location::current());
@@ -227,7 +233,7 @@ class Tensor {
   // `grad` is given.
   void backward(const Tensor& grad = Tensor(), bool retain_graph = false, bool create_graph = false,
                 std::source_location where = std::source_location::current()) const;
-  // Shares the data but not the history.
+  // Returns a tensor that shares the data but not the history.
   Tensor detach(std::source_location where = std::source_location::current()) const;
   uint32_t version(std::source_location where = std::source_location::current()) const;
 
@@ -307,7 +313,7 @@ class Tensor {
   int64_t storage_offset(std::source_location where = std::source_location::current()) const;
 
  private:
-  // The object behind this handle. Throws Error "op: the tensor is undefined" if there is none.
+  // Returns the object behind this handle. Throws Error "op: the tensor is undefined" if there is none.
   TensorImpl* checked(const char* op, std::source_location where) const {
     if (impl_ == nullptr) [[unlikely]]
       throw_undefined(op, where);
@@ -317,8 +323,8 @@ class Tensor {
                         std::source_location where);
   const void* checked_data(DType expected, std::source_location where) const;
   void* checked_mutable_data(DType expected, std::source_location where);
-  // A dense copy in host memory with dtype `dtype` and no history, made outside of any recording. If the tensor is
-  // dense, in host memory and of that dtype already, returns the tensor itself.
+  // Returns a dense copy in host memory with dtype `dtype` and no history, made outside of any recording. If the tensor
+  // is dense, in host memory and of that dtype already, returns the tensor itself.
   Tensor host_copy(const char* op, DType dtype, std::source_location where) const;
   Tensor one_element(DType dtype, std::source_location where) const;
   // True for a view without history whose base was later overwritten by a value that requires grad.
