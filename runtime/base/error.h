@@ -86,7 +86,7 @@ class ModuleFrame {
   static inline thread_local const ModuleFrame* innermost_ = nullptr;
 };
 
-// " (train.cc:41, in h.3.mlp)": the innermost line outside Rondo's own code, and the module's path.
+// Returns " (train.cc:41, in h.3.mlp)": the innermost line outside Rondo's own code, and the module's path.
 std::string describe_location(std::source_location where);
 
 // Throws Error "op: what (file:line, in module.path)".
