@@ -84,7 +84,7 @@ struct ViewGeometry {
   Tensor look(const Tensor& base) const {
     return Tensor::over(base.storage(), base.storage_offset() + offset, sizes, strides, base.dtype());
   }
-  // Zeros of the base's layout, gaps included.
+  // Returns zeros in the base's layout, including the gaps between its elements.
   Tensor zeros(TensorOptions options) const {
     int64_t extent = base_sizes.numel() == 0 ? 0 : 1;
     for (int d = 0; d < base_sizes.rank() && extent > 0; ++d) extent += (base_sizes[d] - 1) * base_strides[d];

@@ -17,7 +17,7 @@ void run_hooks(std::vector<Hook> hooks, Tensor& grad);
 // retain_grad() asked for.
 void apply_extras(Node& node, std::span<Tensor> grads);
 
-// Adds `grad` to the retained gradient. The first one is copied, so that nothing else shares its memory.
+// Adds `grad` to the retained gradient of `slot`. The first gradient is copied, so that nothing else shares its memory.
 void retain(GradSlot& slot, const Tensor& grad);
 
 }  // namespace rondo::autograd

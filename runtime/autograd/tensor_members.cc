@@ -1,5 +1,5 @@
-// Members of Tensor that know the tape: allocation of handles, access to values from the host, gradients. The last two
-// may run a recording first.
+// Members of Tensor that know the tape: allocation of handles, access to values from the host, gradients. Access to
+// values and to gradients may first run ops that are only recorded.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/runtime/autograd/autograd.h"
@@ -18,7 +18,8 @@ namespace rondo {
 
 namespace {
 
-// Freed handles of this thread, as a list through their own memory.
+// Keeps this thread's freed handles for the next allocations. They form a linked list: each one's memory holds the
+// pointer to the next one.
 struct HandleCache {
   struct Free {
     Free* next;
