@@ -97,7 +97,7 @@ Value Evaluator::map(const Value& value, Given& arguments) {
   return mapped(value, held, [this, name, rest](const Value& item) { return filter(name, item, rest); });
 }
 
-// select, reject, selectattr, rejectattr
+// Runs the filters select, reject, selectattr and rejectattr.
 Value Evaluator::select(std::string_view name, const Value& value, Given& arguments) {
   Values held = arguments.positional;
   held.push_back(value);
@@ -131,7 +131,7 @@ Value Evaluator::select(std::string_view name, const Value& value, Given& argume
       held);
 }
 
-// Filters that compare items.
+// Runs filters that compare items.
 std::optional<Value> Evaluator::ordering_filter(std::string_view name, const Value& value, Given& arguments) {
   if (name == "dictsort") {
     const auto at = bind(std::move(arguments), {"case_sensitive", "by", "reverse"});
@@ -183,7 +183,7 @@ std::optional<Value> Evaluator::ordering_filter(std::string_view name, const Val
   return std::nullopt;
 }
 
-// Filters that choose or divide items by position.
+// Runs filters that choose or divide items by position.
 std::optional<Value> Evaluator::position_filter(std::string_view name, const Value& value, Given& arguments) {
   const auto none = [&] { bind(std::move(arguments), {}); };
   if (name == "first") {

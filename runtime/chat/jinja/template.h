@@ -52,9 +52,9 @@ class Template {
 
   // Throws TemplateError, and TemplateCancelled.
   Rendered render(const std::vector<std::pair<std::string, Value>>& variables, const RenderOptions& options = {}) const;
-  // True if it has a {% generation %} block.
+  // True if the template has a {% generation %} block.
   bool has_generation() const;
-  // Texts that the template itself writes, in quotes or between tags, separated by NULs.
+  // Returns the texts that the template itself writes, in quotes or between tags, separated by NULs.
   const std::string& literal_text() const;
 
  private:
