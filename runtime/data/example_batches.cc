@@ -23,7 +23,7 @@ int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mult
 }  // namespace
 
 std::vector<int64_t> choose_sizes(std::span<const int64_t> lengths, int64_t count, int64_t multiple, int64_t largest) {
-  // Few enough candidates that trying all pairs is fast.
+  // The most candidate sizes. With so few, trying all pairs of them is fast.
   constexpr int64_t kCandidates = 512;
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   while (longest / multiple > kCandidates) multiple *= 2;
@@ -305,7 +305,7 @@ Batch ExampleBatches::load(const PlannedBatch& batch, const Plan& plan) const {
       if (options_.pack) std::iota(positions_row + column, positions_row + column + n, 0);
       column += n;
     }
-    // The padding counts as one more sequence.
+    // The positions of the padding begin at 0, so it counts as one more sequence.
     if (options_.pack) std::iota(positions_row + column, positions_row + T, 0);
   }
   if (options_.pack) return {x, y, positions};

@@ -12,7 +12,7 @@
 namespace rondo::data {
 namespace {
 
-// The bytes that a tensor takes in staging memory: the next tensor begins aligned.
+// Returns the bytes that a tensor takes in staging memory, rounded up so that the next tensor begins aligned.
 size_t rounded(int64_t bytes) { return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment; }
 
 size_t staged_bytes(const Batch& batch) {
