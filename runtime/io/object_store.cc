@@ -7,7 +7,8 @@
 
 namespace rondo::io {
 
-// REQUIRES: mutex_ is held.
+// Keeps an object in memory. If kMostHeld are held, first drops the least recently used quarter. REQUIRES: mutex_ is
+// held.
 void ObjectStore::hold(const std::string& text, std::string object, bool from_artifact) {
   if (held_.size() >= kMostHeld) {
     std::vector<uint64_t> ages;

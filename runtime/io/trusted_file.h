@@ -33,7 +33,7 @@ class TrustedFile {
 
   // Returns the contents. Error kInvalidArgument if the file is larger than kernels can be.
   absl::StatusOr<std::string> read() const;
-  // A path that leads to this open file, even if the original path was renamed. Valid while this object lives.
+  // Returns a path that leads to this open file, even if the original path was renamed. Valid while this object lives.
   std::string loadable_path() const;
 
  private:
@@ -41,10 +41,10 @@ class TrustedFile {
   int fd_ = -1;
 };
 
-// Returns "" if this process may run code from the open file or folder, else the reason why not. It must belong to this
-// user or to root, and nobody else may write to it.
+// Returns "" if this process may run code from the open file or folder, else the reason why not. The file or folder
+// must belong to this user or to root, and nobody else may write to it.
 std::string distrust(int fd);
-// The same for a folder whose files hold code.
+// Like distrust(), for the folder at `path`, whose files hold code.
 std::string distrust_folder(const std::string& path);
 
 // Returns the bytes of a regular file that distrust() accepts; the folders of its path are not checked. This is enough

@@ -45,7 +45,7 @@ class Vocabulary {
   }
   // Returns one more than the largest id.
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
-  // The number of tokens.
+  // Returns the number of tokens.
   int64_t count() const { return static_cast<int64_t>(ids_.size()); }
 
  private:
@@ -107,7 +107,7 @@ struct BpeOptions {
   bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
 };
 using MergeList = std::vector<std::pair<std::string, std::string>>;
-// Throws FileError if a merge names a token that is not in the vocabulary. `path` is for errors.
+// Makes a BPE model. Throws FileError if a merge names a token that is not in the vocabulary. `path` is for errors.
 std::unique_ptr<const Model> make_bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options,
                                       const std::string& path);
 // Reads merges.txt.
