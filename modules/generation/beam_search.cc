@@ -30,7 +30,8 @@ struct Candidate {
   size_t beam;
   int64_t token;
 };
-// Among equal scores the first beam and then the lowest token win, so that the choice is the same on every machine.
+// True if `a` is better than `b`. Among equal scores the first beam and then the lowest token win, so that the choice
+// is the same on every machine.
 bool better(const Candidate& a, const Candidate& b) {
   if (a.score != b.score) return a.score > b.score;
   return a.beam != b.beam ? a.beam < b.beam : a.token < b.token;
@@ -135,7 +136,7 @@ class Search {
   }
 
   const GenerationOptions& options_;
-  const size_t prompt_;        // tokens
+  const size_t prompt_;        // tokens of the prompt
   std::vector<Beam> running_;  // the best first
   std::vector<Ended> ended_;   // the best first, at most num_beams
   bool active_ = true;

@@ -43,15 +43,15 @@ LoraReport add_lora(ModuleBase& model, const LoraOptions& options);
 
 // Returns the names of the model's adapters, sorted.
 std::vector<std::string> adapter_names(ModuleBase& model);
-// The name of the active adapter; "" if none is active.
+// Returns the name of the active adapter; "" if none is active.
 std::string active_adapter(ModuleBase& model);
-// Returns the options that the adapter was made with. Throws Error if there is none of this name.
+// Returns the options that the adapter was made with. Throws Error if there is no adapter of this name.
 LoraOptions adapter_options(ModuleBase& model, const std::string& adapter);
-// From now on this adapter is used and trained, and no other. Throws Error if there is none of this name, or if an
-// adapter is merged.
-void set_adapter(ModuleBase& model, const std::string& adapter);
-// Deletes an adapter. If it was the active one, no adapter is active afterwards. Throws Error if there is none of this
+// Activates an adapter: from now on it is used and trained, and no other. Throws Error if there is no adapter of this
 // name, or if an adapter is merged.
+void set_adapter(ModuleBase& model, const std::string& adapter);
+// Deletes an adapter. If it was the active one, no adapter is active afterwards. Throws Error if there is no adapter of
+// this name, or if an adapter is merged.
 void remove_adapter(ModuleBase& model, const std::string& adapter);
 
 // Activates another adapter while this object lives, for single calls, as set_adapter() does. The destructor activates
@@ -115,8 +115,9 @@ struct SaveAdapterOptions {
   std::string adapter = "";                  // "": the active one
   std::string base_model_name_or_path = "";  // for PEFT, which loads the base from there
 };
-// Makes the folder if it is missing. Nothing half-written is ever visible: a folder without adapter_config.json holds
-// no adapter. Throws FileError; if the disk is full, what was in the folder is still there.
+// Writes an adapter's files, and makes the folder if it is missing. Nothing half-written is ever visible: a folder
+// without adapter_config.json holds no adapter. Throws FileError; if the disk is full, what was in the folder is still
+// there.
 void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapterOptions& options = {});
 
 struct LoadAdapterOptions {

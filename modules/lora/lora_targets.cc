@@ -138,7 +138,8 @@ std::optional<int64_t> layer_behind(const std::string& path, const std::string& 
   return of_first;
 }
 
-// Decides as PEFT does (tuners_utils.py, check_target_module_exists).
+// True if a module is in one of options.layers_to_transform, or if there are none. Decides as PEFT does
+// (tuners_utils.py, check_target_module_exists).
 bool is_in_layers(const std::string& path, const LoraOptions& options) {
   if (options.layers_to_transform.empty()) return true;
   std::optional<int64_t> layer;

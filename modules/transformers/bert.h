@@ -122,7 +122,7 @@ struct Bert : Module<Bert> {
   // idx i64 (B, T); mask bool (B, T), true = a real token, undefined = all; segments i64 (B, T), undefined = 0
   // -> logits (B, num_classes).
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // Every position's features: (B, T, C).
+  // Returns every position's features: (B, T, C).
   Tensor features(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
   // Returns the mean loss of the targets; config.problem_type chooses the loss (classification_loss.h).
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,

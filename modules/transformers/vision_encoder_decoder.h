@@ -53,12 +53,12 @@ struct VisionEncoderDecoder : Module<VisionEncoderDecoder> {
                  const Tensor& decoder_attention_mask = {});
   // Returns what the decoder attends to: (B, patches + 1, width of the decoder).
   Tensor encode(TensorArg pixel_values);
-  // The mean cross-entropy in nats of labels i64 (B, T); -100 is ignored. Pass the labels without a shift: loss()
-  // shifts them.
+  // Returns the mean cross-entropy in nats of labels i64 (B, T); -100 is ignored. Pass the labels without a shift:
+  // loss() shifts them.
   Tensor loss(const Tensor& pixel_values, const Tensor& labels,
               std::source_location where = std::source_location::current());
-  // nn::generate() from the start token, a text for each image. eos_token_ids end texts, beside options.stop_tokens.
-  // The encoder runs once, in evaluation mode and without gradients.
+  // Runs nn::generate() from the start token, and returns a text for each image. eos_token_ids end texts, beside
+  // options.stop_tokens. The encoder runs once, in evaluation mode and without gradients.
   std::vector<Generation> generate(TensorArg pixel_values, GenerationOptions options = {});
 };
 

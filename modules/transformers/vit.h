@@ -88,7 +88,7 @@ struct ViT : Module<ViT> {
 
   // images (B, channels, image_size, image_size) -> logits (B, num_classes); with num_classes = 0, features().
   Tensor forward(const Tensor& images);
-  // Every token's features, the class token first: (B, patches + 1, C).
+  // Returns every token's features, the class token first: (B, patches + 1, C).
   Tensor features(const Tensor& images);
   // Returns the mean loss of the targets; config.problem_type chooses the loss (classification_loss.h). Throws Error
   // without a classifier.
