@@ -89,11 +89,11 @@ class ModuleBase {
   std::vector<ModuleBase*> repeated_blocks() const;
   std::span<ModuleBase* const> children() const { return children_; }
   ModuleBase* parent() const { return parent_; }
-  // "h.3.mlp" below the root; empty for a root.
+  // Returns the dotted path below the root, "h.3.mlp"; empty for a root.
   const std::string& path() const { return path_; }
-  // The last part of the path.
+  // Returns the last part of the path.
   const std::string& name() const { return name_; }
-  // The class, without namespaces: "TransformerBlock".
+  // Returns the name of the class, without namespaces: "TransformerBlock".
   std::string type_name() const;
   int64_t num_parameters() const;
 
@@ -116,8 +116,8 @@ class ModuleBase {
   void to(Device device);
   void requires_grad_(bool on = true);
   void zero_grad(bool set_to_none = true);
-  // The members that hold the parameters and buffers of this module and all below it, also tied and undefined ones. The
-  // addresses stay valid as long as the module lives.
+  // Returns the members that hold the parameters and buffers of this module and all below it, also tied and undefined
+  // ones. The addresses stay valid as long as the module lives.
   std::vector<const Tensor*> tensor_slots() const;
   // Calls fn on every module, children before parents.
   void apply(absl::FunctionRef<void(ModuleBase&)> fn);
@@ -150,7 +150,7 @@ class ModuleBase {
   }
   // True if a call runs only this module's own forward: there is no hook and no replacement.
   bool is_plain() const { return call_hook == nullptr && attached_hooks_.empty() && stand_in_.module == nullptr; }
-  // Rises with each change of the tree at or below this module, and with note_change().
+  // Returns a number that rises with each change of the tree at or below this module, and with note_change().
   uint64_t tree_version() const { return tree_version_; }
   // Call this when a module computes something else from now on although its tensors and mode are the same, for example
   // because an adapter was switched off. Recordings (compile.h, Capture::kReplay) of this module, and of the modules
@@ -209,7 +209,7 @@ class ModuleBase {
     Tensor tensor;
     bool is_parameter;
     bool persistent;
-    bool keeps_f32 = false;  // in to(dtype)
+    bool keeps_f32 = false;  // to(DType) does not convert it to 16 bits
   };
   struct Replacement {
     std::unique_ptr<ModuleBase> module;

@@ -13,7 +13,7 @@
 namespace rondo::nn {
 
 struct Seam {
-  std::string path;                // of the block; "" outside the blocks
+  std::string path;                // the path of the block; "" outside the blocks
   std::vector<Tensor> parameters;  // those whose gradients are final here
   bool complete = true;            // false: some of them got no gradient in this backward (optim::Seams::finish())
 };

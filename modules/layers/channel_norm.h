@@ -52,7 +52,8 @@ template <int kSpatial> class BatchNorm : public Module<BatchNorm<kSpatial>> {
 
  private:
   Tensor normalise_over_ranks(const Tensor& x);
-  // `unbiased`: the variance that divides by n - 1. `any`: bool scalar, whether there were values; undefined: true.
+  // Updates the running statistics with those of a batch. `unbiased`: the variance that divides by n - 1. `any`: bool
+  // scalar, whether the batch had values; undefined: true.
   void update(const Tensor& mean, const Tensor& unbiased, const Tensor& any = Tensor());
 
   const int64_t channels_;

@@ -258,7 +258,8 @@ const Tensor& KVCache::Pass::keys_of_step(int64_t window) {
 
 namespace {
 
-// bool (rows, keys): query i has slot first_query + i, and key j has slot first_key + j.
+// Returns a mask, bool (rows, keys), true where a query may attend to a key. Query i has slot first_query + i, and key
+// j has slot first_key + j.
 Tensor causal_mask(int64_t rows, int64_t keys, int64_t first_query, int64_t first_key, int64_t window, Device device) {
   Tensor mask = Tensor::empty({rows, keys}, {kBool, kCPU});
   bool* allowed = mask.mutable_data<bool>();

@@ -64,13 +64,13 @@ class KVCache {
   KVCache& operator=(const KVCache&) = delete;
 
   const KVCacheOptions& options() const { return options_; }
-  // Tokens of each row.
+  // Returns the number of tokens of each row.
   std::span<const int64_t> lengths() const { return lengths_; }
   int64_t length(int64_t row) const;
-  // The size of all buffers together, which hold layers * 2 * B * H_kv * T_max * D elements, and of the keys and values
-  // of `encoded` that were computed so far.
+  // Returns the size of all buffers together, which hold layers * 2 * B * H_kv * T_max * D elements, and of the keys
+  // and values of `encoded` that were computed so far.
   int64_t bytes() const;
-  // (B, H_kv, T_max, D): the cache's own memory. Slots from a row's length on hold values without meaning.
+  // Returns the cache's own memory, (B, H_kv, T_max, D). Slots from a row's length on hold values without meaning.
   const Tensor& keys(int64_t layer) const;
   const Tensor& values(int64_t layer) const;
 
@@ -124,10 +124,10 @@ class KVCache::Pass {
   Pass& operator=(const Pass&) = delete;
 
   int64_t max_length() const { return cache_.options_.max_length; }
-  // Tokens of each row before this pass, and with its real new tokens.
+  // Return the number of tokens of each row: before this pass, and with its real new tokens.
   std::span<const int64_t> lengths_before() const { return starts_; }
   std::vector<int64_t> lengths_after() const;
-  // i64 (B, T): the position of each new token in its row. Positions of padding are below max_length, too.
+  // Returns the position of each new token in its row, i64 (B, T). Positions of padding are below max_length, too.
   Tensor positions() const;
   // Stores k and v of one layer (B, H_kv, T, D) and returns the result of attention for q (B, H, T, D), with the shape
   // of q and the memory layout of scaled_dot_product_attention(). Token i of a row sees the row's cached tokens and its
@@ -148,7 +148,7 @@ class KVCache::Pass {
   void check_queries(const Tensor& q) const;
   void store(int64_t layer, const Tensor& k, const Tensor& v);
   Tensor attend_fresh(const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
-  // attend() for T = 1: Note [Decode steps].
+  // Computes attend() for T = 1: Note [Decode steps].
   Tensor step(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
   const Tensor& keys_of_step(int64_t window);
   Tensor attend_many(int64_t layer, const Tensor& q, const CachedAttentionOptions& options);

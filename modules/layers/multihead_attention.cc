@@ -22,7 +22,7 @@ Tensor glorot_parameter(int64_t rows, int64_t columns) {
   return uniform_parameter({rows, columns}, std::sqrt(6.0 / static_cast<double>(rows + columns)));
 }
 
-// 3 * embed_dim must not overflow.
+// Returns embed_dim. Throws Error if it is not positive or 3 * embed_dim overflows.
 int64_t checked_width(int64_t embed_dim) {
   if (embed_dim <= 0 || embed_dim > INT64_MAX / 3)
     throw Error(absl::StrCat("MultiheadAttention: embed_dim must be positive and fit into memory, got ", embed_dim));

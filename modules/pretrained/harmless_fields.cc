@@ -10,8 +10,8 @@ constexpr std::string_view kItsFields = "{...}";
 constexpr std::string_view kEncoders = "bert roberta distilbert", kLlamas = "llama qwen2 qwen3 mistral",
                            kCausal = "gpt2 llama qwen2 qwen3 mistral", kPictures = "image_processor";
 
-// Lists of words with spaces between them. Only fields that the family does not read itself (ConfigFields' getters) are
-// looked up here.
+// A row of the table. Each member is a list of words with spaces between them. Only fields that the family does not
+// read itself (ConfigFields' getters) are looked up here.
 struct Row {
   std::string_view fields;         // "prefix_*": all that begin with prefix_
   std::string_view values;         // JSON texts with which the fields are harmless, or kAny, or kItsFields

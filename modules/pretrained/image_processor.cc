@@ -86,7 +86,7 @@ const ProcessorType* type_of_model(const std::string& folder) {
   return nullptr;
 }
 
-// `name`: size or crop_size.
+// Reads the field `name`: size or crop_size.
 ImageSize read_size(ConfigFields& config, std::string_view name, const ImageSize& otherwise, bool square) {
   if (!config.has(name)) {
     if (otherwise.height == 0 && otherwise.shortest_edge == 0) config.missing(name);
@@ -215,7 +215,7 @@ Edges edges_after(const ImageProcessorConfig& c, double height, double width) {
   throw Error(absl::StrCat(c.type, ": ", what));
 }
 
-// u8 (C, H, W) -> u8 (H, W, 3), dense.
+// Converts u8 (C, H, W) to u8 (H, W, 3), dense.
 Tensor rgb_bytes(const Tensor& image) {
   const Tensor pixels = image.permute({1, 2, 0}).contiguous();
   const int64_t channels = pixels.size(2), n = pixels.size(0) * pixels.size(1);

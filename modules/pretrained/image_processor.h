@@ -77,7 +77,8 @@ class ImageProcessor {
 
   // Throws Error if the config contradicts itself, or if from_pretrained() would refuse it in a file.
   explicit ImageProcessor(ImageProcessorConfig config, const ImageProcessorOptions& options = {});
-  // A file that does not name its class has that of the model_type in config.json. Throws FileError, ConfigError.
+  // Reads a folder's preprocessor_config.json. If it does not name its class, the class belongs to the model_type in
+  // config.json. Throws FileError, ConfigError.
   static ImageProcessor from_pretrained(const std::string& folder, const ImageProcessorOptions& options = {});
   ImageProcessor(const ImageProcessor&);
   ImageProcessor(ImageProcessor&&) noexcept;

@@ -133,7 +133,7 @@ std::string why_unpublished(const LlamaConfig& c, const std::string& family) {
   return "";
 }
 
-// The field rope_scaling; empty without scaling.
+// Returns the field rope_scaling; empty without scaling.
 std::vector<ConfigField> rope_fields(const RopeScaling& s) {
   using Kind = RopeScaling::Kind;
   const auto scaling = [&](const char* kind, const std::string& more) -> std::vector<ConfigField> {

@@ -81,7 +81,7 @@ struct DDRNet : Module<DDRNet> {
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
-  // The loss of the head, plus extra_weight times that of the extra head, of targets i64 or i32 (B, H, W).
+  // Returns the loss of the head, plus extra_weight times the loss of the extra head, for targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);
   // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,

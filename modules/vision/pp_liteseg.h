@@ -55,7 +55,7 @@ struct PPLiteSeg : Module<PPLiteSeg> {
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
-  // The losses of the three heads, summed, of targets i64 or i32 (B, H, W).
+  // Returns the sum of the losses of the three heads, for targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);
   // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,

@@ -141,7 +141,7 @@ struct SegformerForSemanticSegmentation : Module<SegformerForSemanticSegmentatio
   SegformerDecodeHead decode_head;
   // images (B, channels, H, W) -> logits (B, num_classes, H / 4, W / 4), rounded up.
   Tensor forward(const Tensor& images);
-  // segmentation_loss() of the logits, interpolated to the size of the targets i64 or i32 (B, H, W).
+  // Returns segmentation_loss() of the logits, interpolated to the size of the targets i64 or i32 (B, H, W).
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };
