@@ -135,7 +135,7 @@ class ModuleBase {
     attach_child(std::move(name), std::move(module));
     return attached;
   }
-  // Takes away a child that was attached. Throws Error if there is none of this name.
+  // Takes away a child that was attached. Throws Error if there is no child of this name.
   std::unique_ptr<ModuleBase> detach(std::string_view name);
   // Puts `module` in the place of the child `name`, with the child's name, mode and call_hook. If the child is a member
   // of this module, the object stays, but is no longer in the tree. Its calls go to the new module, and calls of its
@@ -415,7 +415,8 @@ template <class Self> class Module : public ModuleBase {
 //   nn::add_lora(model, {.rank = 8, .targets = {"c_attn"}});             // adapters (lora.h)
 //
 // A model's code calls its members: `c_attn(x)` always names the same object. So that object passes the call on. A
-// member that was replaced passes it to the module in its place. Otherwise hooks wrap its forward. The outermost is
-// call_hook, which a compiler sets. Inside are the attached children that are CallHooks, such as adapters; the last one
-// attached is outermost among them. So a region is outside of every adapter: it records the adapters' ops with the
-// block's own, takes their parameters as inputs, and one region serves all layers. compile::disable() keeps adapters.
+// member that was replaced passes it to the module in its place. A member that was not replaced runs its forward inside
+// of its hooks. The outermost hook is call_hook, which a compiler sets. Inside of call_hook are the attached children
+// that are CallHooks, such as adapters; the last one attached is outermost among them. So a region is outside of every
+// adapter: it records the adapters' ops with the block's own, takes their parameters as inputs, and one region serves
+// all layers. compile::disable() keeps adapters.

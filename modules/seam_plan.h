@@ -20,7 +20,9 @@ struct Seam {
 
 // Returns the parts of `model`, in the order in which a backward usually meets them: what is declared after the first
 // block (norm, output layer), the blocks from the last to the first, what is declared before them (embeddings). Every
-// parameter that requires a gradient is in exactly one part: the last that uses it.
+// parameter that requires a gradient is in exactly one part. If only blocks use it, it is in the part of the first of
+// these blocks. If something outside of the blocks uses it as well, or two modules outside of the blocks share it, it
+// is in the last part.
 std::vector<Seam> plan_seams(const ModuleBase& model);
 
 }  // namespace rondo::nn

@@ -67,7 +67,7 @@ struct TransformerBlockOptions {
   int64_t hidden = 0;                                 // units of the MLP; 0: 4C
   double norm_eps = 1e-5;
   ops::GeluKind gelu = ops::GeluKind::kTanh;
-  bool cross_attention = false;  // between the other two parts
+  bool cross_attention = false;  // adds a cross-attention between attn and mlp
 };
 struct TransformerBlock : Module<TransformerBlock> {
   TransformerBlock(int64_t n_embd, int64_t n_head, TransformerBlockOptions options = {});

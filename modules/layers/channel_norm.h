@@ -18,7 +18,7 @@ struct BatchNormOptions {
   double eps = 1e-5;
   // How much of the running statistics a training step replaces. nullopt: they are the mean over all steps so far.
   std::optional<double> momentum = 0.1;
-  bool affine = true;               // weight and bias
+  bool affine = true;               // the layer has a weight and a bias
   bool track_running_stats = true;  // false: evaluation takes the statistics of its batch, too
 };
 

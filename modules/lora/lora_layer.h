@@ -1,4 +1,5 @@
-// The modules that adapters add to a tree, and how they are found there. Not installed: lora.h.
+// The modules that adapters add to a tree, and functions that find them. This header is not installed; users include
+// lora.h.
 //
 //   h.0.attn.c_attn                     Linear, a target
 //     lora                              LoraLayer: wraps the target's calls, knows which adapter is active

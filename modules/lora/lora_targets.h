@@ -1,4 +1,4 @@
-// The modules that an adapter goes to. Not installed: lora.h.
+// Finds the modules that get an adapter. This header is not installed; users include lora.h.
 #pragma once
 
 #include <string>

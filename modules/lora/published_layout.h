@@ -25,8 +25,8 @@ struct PublishedLayout {
   std::optional<std::string> conv1d = std::nullopt;  // below this path, Linear weights are (in, out); "": everywhere
   const char* task_type = nullptr;                   // the task's name in PEFT
   std::string embedding_is_output = {};  // the path of an embedding whose weight the output layer reads, too
-  // Set for a family whose modules have other names in Transformers, or are several modules there. Null: names differ
-  // by the prefix only.
+  // Set for a family some of whose modules have other names in Transformers, or are several modules in Transformers.
+  // Null: names differ by the prefix only.
   std::vector<PublishedPart> (*parts)(const ModuleBase& model, const std::string& path) = nullptr;
 };
 // Returns Transformers' parts for the module at `path`: one, or several by row.

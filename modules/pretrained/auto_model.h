@@ -84,9 +84,9 @@ class PretrainedModel {
   //
   // Each file appears whole or not at all, config.json last. If the folder holds an older model in shards, the save as
   // a whole is not atomic: the old config.json is removed first, so that an incomplete folder is never taken for
-  // complete. An adapter in the folder stays there, and from_pretrained() would apply it. Two files that were beside
+  // complete. An adapter in the folder is not removed, and from_pretrained() would apply it. Two files that were beside
   // the original config.json are written, too, unless the folder has them: the preprocessor_config.json of a model that
-  // reads images (image_processor.h), and the generation_config.json of one that writes about images.
+  // reads images (image_processor.h), and the generation_config.json of a model that writes texts about images.
   void save_pretrained(const std::string& folder, const SaveOptions& options = {}) const;
   // Returns the name that published files give to a tensor of the module: "h.0.ln_1.weight" ->
   // "transformer.h.0.ln_1.weight".

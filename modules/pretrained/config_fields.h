@@ -116,7 +116,7 @@ class ConfigFields {
   std::optional<double> number(std::string_view name, std::string_view wanted);
   std::optional<int64_t> integer(std::string_view name, int64_t least, int64_t most);
 
-  std::string path_, prefix_, model_type_;  // the model's, "" if it has none
+  std::string path_, prefix_, model_type_;  // model_type_: the model's type, "" if it has none
   size_t inside_ = 0;                       // prefix_ without its first inside_ characters is the path within the model
   std::vector<ConfigField> fields_;
   std::set<std::string, std::less<>> understood_;

@@ -104,7 +104,7 @@ class ImageProcessor {
   void save_pretrained(const std::string& folder) const;
 
  private:
-  // `image` is for errors: what the caller passed.
+  // `image`: the picture that the caller passed, for error messages.
   Tensor resized(const Tensor& image, const Tensor& pixels) const;  // u8 (H, W, 3) -> (h, w, 3)
   std::array<int64_t, 2> resized_edges(const Tensor& image, int64_t height, int64_t width) const;
   void check_memory(const Tensor& image, double bytes) const;

@@ -47,7 +47,7 @@ struct Published {
   std::vector<ConfigField> corrections;
   std::vector<ConfigField> config;      // fields of a config.json, without model_type, architectures and dtype
   std::vector<ConfigField> generation;  // fields of a generation_config.json; empty: there is none
-  std::string why_unpublished;          // what `config` cannot describe of the model; "": nothing
+  std::string why_unpublished;          // the part of the model that `config` cannot describe; "": none
 };
 
 enum class Task {

@@ -34,7 +34,7 @@ struct SegformerConfig {
   int64_t decoder_hidden_size = 256;
   int64_t num_classes = 150;
   int64_t ignore_index = kIgnoredClass;
-  double dropout = 0;            // of what each half of a block adds, and inside its MLP
+  double dropout = 0;            // of the result of each half of a block, and inside its MLP
   double attention_dropout = 0;  // of the attention weights
   double classifier_dropout = 0.1;
   double drop_path = 0.1;  // of the last block; rises linearly from 0 at the first block
@@ -129,7 +129,8 @@ struct SegformerDecodeHead : Module<SegformerDecodeHead> {
   BatchNorm2d batch_norm;
   Dropout dropout;
   Conv2d classifier;
-  // `features`: of all stages of the encoder. `first`: of the first stage; logits (B, num_classes, h, w) get its size.
+  // Returns logits (B, num_classes, h, w) in the size of `first`, the features of the first stage. `features`: the
+  // features of all stages of the encoder.
   Tensor forward(const Tensor& first, const std::vector<Tensor>& features);
 };
 

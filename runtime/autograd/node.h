@@ -48,7 +48,7 @@ struct GradSlot {
     int output;
   };
   std::vector<HookPlace> hook_places;
-  // The rest is for leaves only.
+  // The members below are for leaves only.
   std::vector<Hook> hooks;
   // Called when one backward has accumulated the leaf's whole gradient.
   std::vector<std::pair<int64_t, std::function<void()>>> accumulated;

@@ -182,7 +182,8 @@ void ExampleBatches::plan_grouped(Plan& plan) const {
   std::vector<std::vector<int64_t>> of_size(sizes_.size());
   for (const int64_t index : shuffled(static_cast<uint64_t>(plan.epoch)))
     of_size[size_index(examples_->columns(index))].push_back(index);
-  // The number of batches of each size depends only on how many examples it has, so it is the same in every epoch.
+  // The number of batches of each size depends only on how many examples have this size, so it is the same in every
+  // epoch.
   std::vector<std::vector<int64_t>> groups;
   std::vector<int64_t> columns, left;
   for (size_t s = 0; s < sizes_.size(); ++s) {

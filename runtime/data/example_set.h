@@ -116,7 +116,7 @@ class ExampleSet {
 
   std::vector<Block> blocks_;
   std::vector<int64_t> begins_ = {0};
-  std::vector<int32_t> labels_;              // kClass: one for each example; kClasses: those of all examples in a row
+  std::vector<int32_t> labels_;  // kClass: one for each example; kClasses: those of the first example, the second, ...
   std::vector<int64_t> label_begins_ = {0};  // kClasses: where the labels of each example begin
   std::vector<float> numbers_;               // kNumbers: `width_` for each example
   int64_t width_ = 0;

@@ -1,4 +1,4 @@
-// The parser's class; parser.cc has its statements, parse_expressions.cc its expressions.
+// The class of the parser. parser.cc parses statements, parse_expressions.cc parses expressions.
 #pragma once
 
 #include <algorithm>

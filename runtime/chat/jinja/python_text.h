@@ -35,7 +35,7 @@ Text title_words(std::string_view text);
 // Finds one text in others, in time linear in both (Knuth, Morris, Pratt 1977).
 //
 //   const Finder finder("aab");
-//   size_t begin = finder.find(text);     // npos: it is not there
+//   size_t begin = finder.find(text);     // npos: not found
 class Finder {
  public:
   enum Direction { kForwards, kBackwards };

@@ -50,7 +50,7 @@ class Value {
  public:
   struct Sequence {
     Values items;
-    const char* view = "";  // kView: its Python name
+    const char* view = "";  // kView: the view's name in Python
   };
   struct Dict;
   struct Range {
