@@ -182,7 +182,8 @@ class ModuleBase {
   // As buffer(), for a number that each step changes by little, as a running mean does: 16 bits would round the changes
   // away, so to(kBF16) and to(kF16) leave it in f32.
   Tensor& running_statistic(std::string_view name, Tensor value);
-  // load_state_dict() accepts and ignores this name, for tensors in published checkpoints that a model computes itself.
+  // Makes load_state_dict() accept and ignore this name, for tensors in published checkpoints that a model computes
+  // itself.
   void ignore_in_state_dict(std::string_view name);
   // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor.
   // Throws Error if an argument is a member that is declared further down, because it is not initialised yet.
@@ -219,7 +220,7 @@ class ModuleBase {
   struct Place {
     ModuleBase* parent = nullptr;
     std::string name;
-    std::span<const void* const> arguments;  // of its constructor
+    std::span<const void* const> arguments;  // the arguments of its constructor
   };
   // While it lives, the next module that is constructed on this thread goes to this place. Throws Error for a bad name.
   class PlaceScope {
@@ -236,8 +237,8 @@ class ModuleBase {
   // Returns the innermost module whose memory contains `p`; null: none.
   static ModuleBase* enclosing(const void* p);
   void check_initialised(const Place& place) const;
-  // The place of the next module that is constructed on this thread: set by Child, used by the first ModuleBase().
-  // Null: the module is a root.
+  // Returns the place of the next module that is constructed on this thread: set by Child, used by the first
+  // ModuleBase(). Null: the module is a root.
   static Place*& next_place();
   void check_name(std::string_view name) const;
   Tensor& add_entry(Entry entry);
@@ -270,7 +271,7 @@ class ModuleBase {
   std::vector<ModuleBase*> children_;
   bool training_ = true;
   uint64_t tree_version_ = 0;
-  std::vector<CallHook*> attached_hooks_;  // those of attached_, in this order
+  std::vector<CallHook*> attached_hooks_;  // the hooks among attached_, in the same order
   StandIn stand_in_;
   std::vector<ModuleBase*> replaced_;  // members that an attached module has replaced in children_
   // Destroyed first: each takes itself out of children_.

@@ -14,7 +14,7 @@ namespace rondo::nn {
 
 struct Seam {
   std::string path;                // the path of the block; "" outside the blocks
-  std::vector<Tensor> parameters;  // those whose gradients are final here
+  std::vector<Tensor> parameters;  // the parameters whose gradients are final here
   bool complete = true;            // false: some of them got no gradient in this backward (optim::Seams::finish())
 };
 

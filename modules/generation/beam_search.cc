@@ -20,7 +20,7 @@ struct Beam {
 
 struct Ended {
   std::vector<int64_t> tokens;  // the new ones
-  double score;                 // after the length penalty
+  double score;                 // the score after the length penalty
   FinishReason reason;
 };
 

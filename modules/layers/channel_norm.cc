@@ -79,7 +79,7 @@ template <int kSpatial> Tensor BatchNorm<kSpatial>::normalise_over_ranks(const T
   for (int d = 2; d < x.rank(); ++d) others.push_back(d);
   const auto n = static_cast<double>(x.sizes().numel() / channels_);
   Tensor sum, squares;
-  if (n == 0) {  // no mean exists; the sums, zeros, have a history, so that this rank takes part in backward
+  if (n == 0) {  // there is no mean; the zero sums have a history, so this rank takes part in backward
     sum = ops::sum(x, others).to(kF64);
     squares = ops::sum(x * x, others).to(kF64);
   } else {

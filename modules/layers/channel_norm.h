@@ -38,8 +38,9 @@ template <int kSpatial> class BatchNorm : public Module<BatchNorm<kSpatial>> {
   Tensor& num_batches_tracked;  // i64 scalar
   Tensor forward(const Tensor& x);
 
-  // A frozen layer uses its running statistics in training, too, and does not update them. Its parameters are not
-  // frozen by this: see requires_grad_(). Throws Error without running statistics.
+  // Freezes the layer, or with on = false ends that. A frozen layer uses its running statistics in training, too, and
+  // does not update them. Its parameters are not frozen by this: see requires_grad_(). Throws Error without running
+  // statistics.
   void freeze(bool on = true);
   bool is_frozen() const { return frozen_; }
 

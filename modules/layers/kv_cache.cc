@@ -43,7 +43,7 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
     if (size <= 0) throw Error(absl::StrCat("KVCache: ", name, " must be positive, got ", size));
   if (!is_floating(options.dtype))
     throw Error(absl::StrCat("KVCache: the dtype must be floating, got ", std::string(name_of(options.dtype))));
-  constexpr int64_t kMostLayers = 1 << 20;  // each has its own memory
+  constexpr int64_t kMostLayers = 1 << 20;  // each layer has its own memory
   if (options.layers > kMostLayers)
     throw Error(absl::StrCat("KVCache: layers must be at most ", kMostLayers, ", got ", options.layers));
   const Dims all = {options.layers, 2, options.batch, options.kv_heads, options.max_length, options.head_dim};

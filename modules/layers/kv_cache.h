@@ -79,8 +79,8 @@ class KVCache {
   // Shortens rows that are longer than `length`. Throws Error if `length` is negative.
   void trim(int64_t length);
   void trim(int64_t row, int64_t length);
-  // For beams: row i becomes a copy of the former row rows[i]. A row may be taken several times. Throws Error unless
-  // there are B rows, each from 0 to B - 1, and of the same example of `encoded` as row i.
+  // Reorders rows, for beams: row i becomes a copy of the former row rows[i]. A row may be taken several times. Throws
+  // Error unless there are B rows, each from 0 to B - 1, and of the same example of `encoded` as row i.
   void reorder(std::span<const int64_t> rows);
 
   class Pass;
@@ -89,7 +89,7 @@ class KVCache {
   void check_layer(int64_t layer) const;
   KVCacheOptions options_;
   std::vector<int64_t> lengths_;
-  std::vector<Tensor> keys_, values_;   // of each layer
+  std::vector<Tensor> keys_, values_;   // one tensor for each layer
   std::vector<KeysAndValues> encoded_;  // of each layer, made of options_.encoded: (E, H, S, D); undefined at first
 };
 
@@ -158,7 +158,7 @@ class KVCache::Pass {
   const int64_t T_;
   std::vector<int64_t> starts_, counts_;
   bool uniform_ = true;              // all rows start at the same slot and have T real tokens
-  std::map<int64_t, Tensor> masks_;  // of this pass, by window
+  std::map<int64_t, Tensor> masks_;  // the masks of this pass, by window
   Tensor slots_;                     // T = 1: the slot of each row's token, i64 (B, 1); -1 for padding
   std::optional<EagerScope> eager_;
 };

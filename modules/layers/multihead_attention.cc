@@ -96,7 +96,7 @@ Tensor MultiheadAttention::joined(const AttentionMasks& masks, int64_t B, int64_
     if (of_heads) pairs = pairs.reshape({B, num_heads, L, S});
   }
   if (!padding.defined() && !pairs.defined()) return Tensor();
-  // In bool masks, true means left out.
+  // In PyTorch's bool masks, true means that a query does not attend to the key.
   constexpr double kNever = -std::numeric_limits<double>::infinity();
   const auto both = [&]() -> Tensor {
     if (!padding.defined() || !pairs.defined()) return padding.defined() ? padding : pairs;

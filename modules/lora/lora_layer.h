@@ -57,7 +57,7 @@ struct LoraDelta : AdapterPart {
 
 // delta(x) = B(A(dropout(x)) * scaling).
 struct LoraLinear final : Module<LoraLinear>, LoraDelta {
-  // `rows`: outputs of a part of the base; 0: all.
+  // `rows`: the number of outputs of a part of the base; 0: all outputs.
   LoraLinear(const Linear& base, AdapterInfoPtr info, LoraSize size, int64_t rows = 0);
   const LoraSize size;
   Linear lora_A;

@@ -13,14 +13,14 @@ namespace rondo::nn {
 // Rows of a module's output that are a module of their own in Transformers, such as the queries of ViT's qkv. rows = 0:
 // the whole module.
 struct PublishedPart {
-  std::string path;  // as Transformers names it
+  std::string path;  // its path in Transformers
   int64_t row = 0, rows = 0;
   std::string leaf() const { return path.substr(path.rfind('.') + 1); }
 };
 
 // How Transformers names and stores the modules of this model.
 struct PublishedLayout {
-  std::string prefix;                                // of every path in Transformers
+  std::string prefix;                                // the prefix of every path in Transformers
   std::vector<std::string> without;                  // paths that begin with one of these have no prefix
   std::optional<std::string> conv1d = std::nullopt;  // below this path, Linear weights are (in, out); "": everywhere
   const char* task_type = nullptr;                   // the task's name in PEFT

@@ -33,7 +33,7 @@ struct ConfigField {
 void set_field(std::vector<ConfigField>& fields, const std::string& name, const std::string& json);
 
 inline constexpr int64_t kMostLayers = 1024;
-inline constexpr int64_t kMostLabels = 1 << 18;  // their names fit into ConfigFields::kMostBytes
+inline constexpr int64_t kMostLabels = 1 << 18;  // the names of so many fit into ConfigFields::kMostBytes
 inline constexpr int64_t kMostWidth = int64_t{1} << 31;
 
 class ConfigFields {

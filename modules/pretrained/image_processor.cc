@@ -27,8 +27,8 @@ constexpr int64_t kWarped = 384;  // ConvNextImageProcessor: from this shortest 
 
 // One class of processors in transformers.
 struct ProcessorType {
-  const char* name;            // without ImageProcessor
-  const char* model_types;     // of config.json
+  const char* name;            // without "ImageProcessor" at its end
+  const char* model_types;     // the model_types in config.json that use it
   bool square;                 // a size of one number is height and width, not the shortest edge
   bool crops;                  // reads do_center_crop
   ImageProcessorConfig fresh;  // the values of fields that a file leaves out

@@ -50,7 +50,7 @@ struct ImageProcessorConfig {
   // crop_pct, and the middle, a square with edges of size.shortest_edge, is cut out. From 384 on, the whole picture is
   // resized to the square.
   double crop_pct = 224.0 / 256.0;
-  bool do_center_crop = false;  // with zeros around smaller pictures
+  bool do_center_crop = false;  // cuts out the middle; smaller pictures get zeros around them
   ImageSize crop_size = {};     // height and width
   bool do_rescale = true;
   double rescale_factor = 1.0 / 255.0;

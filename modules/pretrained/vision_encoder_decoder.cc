@@ -26,7 +26,7 @@ static std::unique_ptr<ModuleBase> make_vision_encoder_decoder(ConfigFields& con
   };
   if (const auto encoder = inner("encoder", "vit")) {
     c.encoder = read_vit(*encoder, options);
-    encoder->harmless({"id2label", "num_labels", "problem_type"});  // of a head, which an encoder does not have
+    encoder->harmless({"id2label", "num_labels", "problem_type"});  // fields of a head
     encoder->note_unknown();
   }
   if (const auto decoder = inner("decoder", "gpt2")) {

@@ -122,7 +122,7 @@ class Loader {
   void run() {
     match();
     if (!report_.empty()) throw StateDictError(what(), report_);
-    std::map<std::string, std::vector<Source>> parts;  // of each module tensor
+    std::map<std::string, std::vector<Source>> parts;  // the parts of each module tensor
     for (const Source& source : sources_) parts[source.tensor->name].push_back(source);
     StateDict state;
     for (const auto& [name, sources] : parts) state[name] = make(name, sources).to(default_device());

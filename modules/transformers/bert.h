@@ -39,7 +39,7 @@ struct BertConfig {
   // If there are more logits than this, loss() of a masked language model computes them in chunks.
   int64_t whole_logits = kWholeLogits;
 
-  // The length of the longest sequence.
+  // Returns the length of the longest sequence.
   int64_t max_length() const { return roberta ? block_size - padding_idx.value_or(0) - 1 : block_size; }
 };
 

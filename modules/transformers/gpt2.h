@@ -30,8 +30,8 @@ struct GPT2Config {
   // loss() computes logits in chunks if they have more elements than this, in training and evaluation.
   int64_t whole_logits = kWholeLogits;
   int64_t n_inner = 0;                                // hidden units of each MLP; 0: 4 n_embd
-  std::optional<double> attn_dropout = std::nullopt;  // of the attention weights; nullopt: dropout
-  std::optional<double> embd_dropout = std::nullopt;  // of the embeddings; nullopt: dropout
+  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights; nullopt: dropout
+  std::optional<double> embd_dropout = std::nullopt;  // for the embeddings; nullopt: dropout
   double norm_eps = 1e-5;
   ops::GeluKind gelu = ops::GeluKind::kTanh;
   // Each block attends to an encoder's output, too, n_embd wide: transformers' add_cross_attention.

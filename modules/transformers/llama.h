@@ -29,11 +29,11 @@ struct SwiGLU : Module<SwiGLU> {
 
 struct GroupedQueryAttentionOptions {
   bool causal = true;
-  bool bias = false;                          // of the projections
-  std::optional<bool> o_bias = std::nullopt;  // of o_proj, if it differs
+  bool bias = false;                          // the projections have a bias
+  std::optional<bool> o_bias = std::nullopt;  // o_proj has a bias; nullopt: as `bias`
   int64_t head_dim = 0;                       // D; 0: n_embd / n_head
   bool qk_norm = false;                       // RMSNorm over D of queries and keys, before their rotation (Qwen 3)
-  double norm_eps = 1e-6;                     // of qk_norm
+  double norm_eps = 1e-6;                     // eps of q_norm and k_norm
   int64_t window = 0;  // sliding window: a token sees the last `window` tokens, itself included; 0: all
 };
 // n_head heads of queries share n_kv_head heads of keys and values: query head h reads head h / (n_head / n_kv_head).

@@ -35,7 +35,7 @@ DDRNetConfig ddrnet23(int64_t num_classes);
 struct DDRBlockOptions {
   int64_t stride = 1;
   bool bottleneck = false;  // 1x1, 3x3, 1x1 with twice the channels; otherwise 3x3, 3x3
-  bool relu = true;         // of the sum
+  bool relu = true;         // the sum goes through a ReLU
 };
 struct DDRBlock : Module<DDRBlock> {
   DDRBlock(int64_t in_channels, int64_t channels, DDRBlockOptions options);

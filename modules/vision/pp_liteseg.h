@@ -50,7 +50,7 @@ struct PPLiteSeg : Module<PPLiteSeg> {
   PPLiteSegConfig config;
   STDCBackbone encoder;
   SimplePyramidPooling pooling;
-  ModuleList<UnifiedAttentionFusion> fusions;  // with 1/8, 1/16 and 1/32 of the size
+  ModuleList<UnifiedAttentionFusion> fusions;  // one for each of 1/8, 1/16 and 1/32 of the size
   ModuleList<SegmentationHead> heads;          // for the same three sizes; the last two are for training only
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).

@@ -37,7 +37,7 @@ struct SegformerConfig {
   double dropout = 0;            // of the result of each half of a block, and inside its MLP
   double attention_dropout = 0;  // of the attention weights
   double classifier_dropout = 0.1;
-  double drop_path = 0.1;  // of the last block; rises linearly from 0 at the first block
+  double drop_path = 0.1;  // probability for the last block; rises linearly from 0 at the first block
   ops::GeluKind gelu = ops::GeluKind::kErf;
 };
 
@@ -56,7 +56,7 @@ struct SegformerSelfAttention : Module<SegformerSelfAttention> {
   double attention_dropout;
   Linear query, key, value;
   std::unique_ptr<Conv2d> sr;             // null where the ratio is 1
-  std::unique_ptr<LayerNorm> layer_norm;  // of the smaller feature map
+  std::unique_ptr<LayerNorm> layer_norm;  // normalises the smaller feature map
   Tensor forward(const Tensor& x);        // (B, H, W, C) -> (B, H, W, C)
 };
 

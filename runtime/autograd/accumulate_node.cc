@@ -13,7 +13,7 @@ namespace {
 
 class AccumulateNode final : public Node {
  public:
-  // The highest sequence: the node runs as soon as the leaf's last gradient has arrived.
+  // The node has the highest sequence, so it runs as soon as the leaf's last gradient has arrived.
   AccumulateNode(const Tensor& leaf, std::shared_ptr<GradSlot> slot)
       : Node(UINT64_MAX), sizes_(leaf.sizes()), dtype_(leaf.dtype()), device_(leaf.device()), slot_(std::move(slot)) {}
   const char* name() const override { return "accumulate"; }

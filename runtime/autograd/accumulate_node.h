@@ -47,7 +47,7 @@ class GradientHome {
   ~GradientHome();  // the leaf then has no home
   GradientHome(const GradientHome&) = delete;
   GradientHome& operator=(const GradientHome&) = delete;
-  // `home`: dense, with the shape, dtype and device of the leaf. An undefined tensor removes the home.
+  // Sets the home, or removes it if `home` is undefined. `home`: dense, with the shape, dtype and device of the leaf.
   void set(Tensor home);
   // Sets what receives the leaf's gradient in parts. Null: the gradient comes in one part. `parts` must outlive this
   // object.

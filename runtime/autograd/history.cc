@@ -66,7 +66,8 @@ void change_history(AutogradMeta& meta, std::shared_ptr<Node> node, int output) 
   meta.output = output;
 }
 
-// The two nodes below write gradients in ways that the tape does not see: a second derivative would be wrong.
+// Throws Error under create_graph: the two nodes below write gradients in ways that the tape does not see, so a second
+// derivative would be wrong.
 void refuse_second_derivative() {
   if (grad_enabled())
     throw Error(

@@ -142,7 +142,7 @@ struct AutogradMeta {
   bool no_grad_view = false;  // made under no_grad, or a view of such a view
 };
 
-// Grad mode of this thread. It is on by default.
+// Returns the grad mode of this thread. It is on by default.
 bool grad_enabled();
 class GradMode {
  public:

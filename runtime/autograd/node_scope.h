@@ -10,7 +10,7 @@ class Node;
 
 namespace rondo::autograd {
 
-// The node whose gradient rule runs on this thread; null: no rule runs.
+// Returns the node whose gradient rule runs on this thread; null: no rule runs.
 const Node* node_of_rule();
 // While in scope: the gradient rule of `node`'s op runs.
 class RuleScope {

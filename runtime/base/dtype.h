@@ -39,7 +39,7 @@ struct Float16 {
 
 inline Float16::Float16(float value) {
 #ifdef __F16C__
-  // One hardware instruction, same rounding as the software path below.
+  // Uses one hardware instruction, which rounds as the software path below does.
   using F4 = float __attribute__((vector_size(16)));
   using S8 = short __attribute__((vector_size(16)));
   const S8 packed = __builtin_ia32_vcvtps2ph(F4{value, 0, 0, 0}, 0);

@@ -23,7 +23,7 @@ class CallSite {
 
  private:
   std::source_location where_;  // outside of Rondo
-  std::string module_;          // its path; empty outside of modules
+  std::string module_;          // the module's path; empty outside of modules
   bool known_;
 };
 

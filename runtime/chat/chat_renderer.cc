@@ -56,7 +56,7 @@ class TokenMarker {
     std::string out;
     for (size_t at = 0; at < text.size();) {
       if (text.substr(at).starts_with(kBegin) || text.substr(at).starts_with(kEnd)) {
-        at += kBegin.size();  // only this class writes marks
+        at += kBegin.size();  // drops a mark that the message itself contains
         continue;
       }
       const size_t bytes = token_at(text, at);
@@ -78,7 +78,7 @@ ChatRenderer::Text without_marks(jinja::Rendered rendered) {
   if (text.find(kBegin) == std::string_view::npos && text.find(kEnd) == std::string_view::npos)
     return {.text = std::move(rendered.text), .generation = std::move(rendered.generation), .ordinary = {}};
   size_t span = 0;
-  std::vector<size_t> edges;  // of generation blocks, in order
+  std::vector<size_t> edges;  // the edges of generation blocks, in order
   for (const auto& [begin, end] : rendered.generation) edges.push_back(begin), edges.push_back(end);
   std::optional<size_t> open;
   for (size_t at = 0; at <= text.size();) {

@@ -27,7 +27,7 @@ std::vector<int64_t> choose_sizes(std::span<const int64_t> lengths, int64_t coun
   constexpr int64_t kCandidates = 512;
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   while (longest / multiple > kCandidates) multiple *= 2;
-  std::map<int64_t, int64_t> counts;  // by size
+  std::map<int64_t, int64_t> counts;  // how many lengths round up to each size
   for (const int64_t length : lengths) ++counts[std::min(round_up(length, multiple), largest)];
   std::vector<int64_t> sizes, below = {0};  // below[i]: how many lengths fall into the first i sizes
   for (const auto& [size, n] : counts) {

@@ -80,7 +80,7 @@ class ExampleBatches : public BatchSource {
  private:
   struct Plan;
   struct PlannedBatch {
-    int64_t rows_begin = 0, rows_end = 0;  // in Plan::row_begins
+    int64_t rows_begin = 0, rows_end = 0;  // indices in Plan::row_begins
     int64_t columns = 0;                   // T
   };
   // The batches of an epoch. Without packing, each row is one example.

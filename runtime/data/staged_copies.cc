@@ -62,7 +62,7 @@ bool StagedCopies::goes_through_staging(const Tensor& tensor) {
   return tensor.defined() && has_host_memory(tensor.device()) && !tensor.requires_grad();
 }
 
-// elapsed() waits for both of its events; here both are `event`.
+// Waits for `event`: elapsed() waits for both of its events, and here both are `event`.
 void StagedCopies::wait(EventHandle event) const { backend_.elapsed(device_.index, event, event); }
 
 bool StagedCopies::is_free(StagingSlot& slot) {

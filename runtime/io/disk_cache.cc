@@ -195,7 +195,8 @@ std::vector<std::string> DiskCache::host_folders() const {
   return folders;
 }
 
-// Counting a large cache takes long. So one process a day counts it, and so does each process that has stored much.
+// True if prune() should run. Counting a large cache takes long, so one process a day counts it, and so does each
+// process that has stored much.
 bool DiskCache::prune_is_due(int64_t stored) {
   stored_ += stored;
   if (bytes_ >= 0) return (bytes_ += stored) > max_bytes_;

@@ -25,8 +25,8 @@ struct DiskCacheOptions {
   int64_t max_bytes = int64_t{256} << 20;
   void (*warn)(std::string_view text) = nullptr;  // null: no warnings
 
-  // The folder is RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo. RONDO_CACHE=off or
-  // RONDO_DISABLE=cache switches the cache off. RONDO_CACHE_MB sets max_bytes.
+  // Reads the options from the environment. The folder is RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else
+  // ~/.cache/rondo. RONDO_CACHE=off or RONDO_DISABLE=cache switches the cache off. RONDO_CACHE_MB sets max_bytes.
   static DiskCacheOptions from_environment();
 };
 

@@ -142,7 +142,7 @@ TrustedFile::~TrustedFile() {
 }
 
 absl::StatusOr<std::string> TrustedFile::read() const { return read_all(fd_); }
-// Not "/proc/self": a debugger also opens this path, and "self" would be the debugger.
+// Names the process by its id, not by "self": a debugger also opens this path, and "self" would be the debugger.
 std::string TrustedFile::loadable_path() const { return absl::StrCat("/proc/", ::getpid(), "/fd/", fd_); }
 
 std::string distrust(int fd) { return distrust(fd, false); }

@@ -35,7 +35,7 @@ class Bpe : public Model {
   int32_t unk_id() const;
 
   BpeOptions options_;
-  HashMap<uint64_t, Merge> merges_;  // by left id << 32 | right id
+  HashMap<uint64_t, Merge> merges_;  // the merge of each pair, by left id << 32 | right id
   // byte_level: the token of each byte by its place in the word: [is not first][is last][byte]; -1: none.
   std::array<std::array<std::array<int32_t, 256>, 2>, 2> byte_ids_{};
   std::array<int32_t, 256> fallback_ids_{};  // byte_fallback: ids of <0x00> to <0xFF>

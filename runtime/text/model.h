@@ -102,7 +102,7 @@ class Model {
 struct BpeOptions {
   // True: the symbols of a word are bytes, spelled in GPT-2's alphabet. False: they are code points.
   bool byte_level = false;
-  std::string prefix{}, suffix{};  // of symbols that do not begin a word; of symbols that end a word
+  std::string prefix{}, suffix{};  // of symbols that do not begin, or that end, a word
   std::optional<std::string> unk_token{};
   bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
 };

@@ -48,7 +48,7 @@ enum Category : uint8_t {
   kCs,
   kCo,
 };
-// One bit per category, so that a set of categories is one number.
+// Returns the bit of a category. A set of categories is one number with several bits.
 constexpr uint32_t bit(Category category) { return uint32_t{1} << category; }
 inline constexpr uint32_t kLetter = bit(kLu) | bit(kLl) | bit(kLt) | bit(kLm) | bit(kLo);
 inline constexpr uint32_t kMark = bit(kMn) | bit(kMc) | bit(kMe);

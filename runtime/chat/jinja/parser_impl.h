@@ -150,7 +150,7 @@ class Parser {
   int scopes_ = 0;                                 // enclosing bodies with names of their own
   int loops_ = 0;                                  // enclosing loops that a break may leave
   int for_depth_ = 0;                              // enclosing {% for %}, also for their else bodies
-  const Value::Dict* macro_parameters_ = nullptr;  // of the enclosing macro
+  const Value::Dict* macro_parameters_ = nullptr;  // parameters of the enclosing macro
   Parsed out_;
 };
 

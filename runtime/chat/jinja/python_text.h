@@ -14,7 +14,7 @@ namespace rondo::text::jinja {
 
 using Parts = List<std::string_view>;
 
-// str.isspace() of one code point: Unicode's White_Space, and the four separators of ASCII.
+// As Python's str.isspace() for one code point: true for Unicode's White_Space and the four separators of ASCII.
 bool is_python_space(uint32_t point);
 int64_t count_points(std::string_view text);
 // Returns the byte where code point `index` begins; the size of the text for index = count_points(text).
@@ -29,7 +29,7 @@ Text to_upper_text(std::string_view text);
 Text to_lower_text(std::string_view text);
 Text to_title_text(std::string_view text);
 Text capitalize_text(std::string_view text);
-// Jinja's filter `title`, which is not str.title().
+// As Jinja's filter `title`, which differs from Python's str.title().
 Text title_words(std::string_view text);
 
 // Finds one text in others, in time linear in both (Knuth, Morris, Pratt 1977).

@@ -44,7 +44,7 @@ struct Rendered {
 
 class Template {
  public:
-  // `name` appears in errors. Throws TemplateError.
+  // Parses a template. `name` appears in errors. Throws TemplateError.
   static Template parse(std::string_view source, std::string name, const Limits& limits = {});
   Template(Template&&) noexcept;
   Template& operator=(Template&&) noexcept;

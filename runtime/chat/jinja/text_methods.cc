@@ -64,7 +64,7 @@ Text braces_format(std::string_view format, const Given& given) {
 // The part of a text that find(), count() ... search.
 struct Window {
   std::string_view text;
-  int64_t begin = 0;  // in code points
+  int64_t begin = 0;  // where the part begins in the whole text, in code points
 };
 std::optional<Window> window(std::string_view text, const std::optional<Value>& start,
                              const std::optional<Value>& stop) {

@@ -62,7 +62,7 @@ class Value {
   struct Method;
 
   Value() = default;  // undefined, without a reason
-  // `reason`: the message of the error that a use of this value raises.
+  // Makes an undefined value. `reason`: the message of the error that a use of this value raises.
   static Value undefined(std::string_view reason, bool unsafe = false);
   static Value none() { return Value(Kind::kNone); }
   static Value boolean(bool b);
@@ -75,7 +75,7 @@ class Value {
   static Value list(Values items) { return sequence(Kind::kList, std::move(items), ""); }
   static Value tuple(Values items) { return sequence(Kind::kTuple, std::move(items), ""); }
   static Value view(Values items, const char* name) { return sequence(Kind::kView, std::move(items), name); }
-  // Later values of a key replace earlier ones, in place. Throws Error for a key that Python cannot hash.
+  // Makes a dict. Later values of a key replace earlier ones, in place. Throws Error for a key that Python cannot hash.
   static Value dict(Items items);
   static Value range(int64_t start, int64_t stop, int64_t step);
   // An iterator that gets its items from `draw`, a bool(Value&) that returns false at the end. `held`: the values that
@@ -121,7 +121,7 @@ class Value {
   // True if the two values are the same object, for `is sameas`.
   bool same_object(const Value& other) const;
 
-  // Python's name of the type, for messages.
+  // Returns Python's name of the type, for messages.
   std::string type_name() const;
   // Returns the message for a use of an undefined value.
   std::string reason() const;
