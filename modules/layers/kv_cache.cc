@@ -129,7 +129,7 @@ void KVCache::reorder(std::span<const int64_t> rows) {
   lengths_ = std::move(lengths);
 }
 
-// ---- One forward
+// ---- KVCache::Pass: one forward of new tokens
 
 namespace {
 

@@ -43,7 +43,7 @@ struct KVCacheOptions {
   int64_t max_length = 0;            // T_max, tokens of each row
   int64_t head_dim = 0;              // D
   DType dtype = kF32;                // any floating type. Keys and values are converted; attention runs in this type
-  Device device = default_device();  // the model's
+  Device device = default_device();  // the device of the model
   // For a model with cross-attention: the width of an encoder's output; 0: the model has none.
   int64_t encoded_width = 0;
   // The encoder's output (E, S, encoded_width). Each of its examples belongs to B / E neighbouring rows. Each layer

@@ -43,8 +43,8 @@ struct RopeScaling {
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_positions = 8192;  // kLlama3, kYarn: positions of the pretraining
-  // kYarn: pairs that turn more than beta_fast times in original_positions keep their rate, those that turn less than
-  // beta_slow times have it divided by factor. The ramp's ends are whole pairs if `truncate`.
+  // kYarn: pairs that turn more than beta_fast times in original_positions keep their rate. Pairs that turn less than
+  // beta_slow times have their rate divided by factor. The ramp's ends are whole pairs if `truncate`.
   double beta_fast = 32;
   double beta_slow = 1;
   bool truncate = true;

@@ -109,7 +109,7 @@ std::string names_in(const std::vector<NamedModule>& modules, bool targets_only)
     if (m.name.empty() || (targets_only && !can_be_target(m.module))) continue;
     if (!targets_only && m.module.parameters().empty()) continue;
     const std::string& name = m.module.name();
-    if (name.find_first_not_of("0123456789") == name.npos) continue;  // a list's item
+    if (name.find_first_not_of("0123456789") == name.npos) continue;  // an item of a list, named by its number
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   return names.empty() ? "none" : absl::StrJoin(names, ", ");

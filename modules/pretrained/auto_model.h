@@ -113,8 +113,8 @@ class PretrainedModel {
  private:
   std::unique_ptr<ModuleBase> module_;
   std::unique_ptr<const Published> published_;
-  std::vector<ConfigField> config_;                          // the original fields
-  std::vector<std::pair<const char*, std::string>> beside_;  // names and texts of further files
+  std::vector<ConfigField> config_;                          // the fields of the original config.json
+  std::vector<std::pair<const char*, std::string>> beside_;  // names and texts of the two files beside config.json
   std::string model_type_;
   std::vector<std::string> label_names_;
 };
@@ -213,8 +213,8 @@ class AutoModelForSemanticSegmentation : public PretrainedModel {
   static AutoModelForSemanticSegmentation from_pretrained(const std::string& folder,
                                                           const PretrainedOptions& options = {});
   Tensor operator()(TensorArg images);  // (B, channels, H, W) -> (B, num_classes, H / 4, W / 4), rounded up
-  // Targets i64 or i32 (B, H, W), where config.json's semantic_loss_ignore_index (255) does not count:
-  // segmentation_loss.h.
+  // Returns segmentation_loss() for targets i64 or i32 (B, H, W). The class semantic_loss_ignore_index of config.json
+  // (255) is ignored.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 

@@ -1,4 +1,4 @@
-// The tokens that end a text which a published model writes.
+// Finds the tokens that end a text which a published model writes.
 #pragma once
 
 #include <cstdint>

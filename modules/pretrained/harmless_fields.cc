@@ -25,7 +25,7 @@ constexpr Row kRows[] = {
     {"pruned_heads", "{}"},
     {"auto_map", "{}"},  // code of the model's own
 
-    // ---- Values for the mathematics that Rondo computes
+    // ---- Fields that choose between formulas, with the values whose formulas Rondo computes
     {"scale_attn_weights tie_word_embeddings", "true", "gpt2"},
     {"scale_attn_by_inverse_layer_idx", "false", "gpt2"},
     {"hidden_act", "\"silu\" \"swish\"", kLlamas},
@@ -56,7 +56,7 @@ constexpr Row kRows[] = {
     {"original_max_position_embeddings", kAny, kLlamas},  // has no effect without rope_scaling
     {"layer_norm_eps", kAny, "segformer"},                // every LayerNorm of SegFormer has 1e-5
     {"downsampling_rates image_size", kAny, "segformer"},
-    {"sinusoidal_pos_embds", kAny, "distilbert"},  // says how position embeddings start: the file holds them
+    {"sinusoidal_pos_embds", kAny, "distilbert"},  // initial position embeddings; the file holds trained ones
 
     // ---- Heads and tasks that these models do not have
     {"classifier_dropout id2label num_labels problem_type", kAny, kCausal},

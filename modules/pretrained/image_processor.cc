@@ -193,7 +193,7 @@ Edges within_longest(double size, double longest, double height, double width) {
   double exact = size;
   if (longer / shorter * size > longest) {
     exact = longest * shorter / longer;
-    size = std::nearbyint(exact);  // a half to the even number, as in Python
+    size = std::nearbyint(exact);  // rounds a half to the even number, as Python does
   }
   if (shorter == size) return {height, width};
   if (width < height) return {std::trunc(exact * height / width), size};

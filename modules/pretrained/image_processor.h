@@ -42,10 +42,10 @@ struct ImageSize {
 
 // The fields of the file; the defaults are those of ViTImageProcessor.
 struct ImageProcessorConfig {
-  std::string type = "ViTImageProcessor";  // image_processor_type
+  std::string type = "ViTImageProcessor";  // the field image_processor_type
   bool do_resize = true;
   ImageSize size = {.height = 224, .width = 224};
-  ops::InterpolateMode resample = ops::InterpolateMode::kBilinear;  // with antialias, as Pillow
+  ops::InterpolateMode resample = ops::InterpolateMode::kBilinear;  // with antialias, as in Pillow
   // ConvNextImageProcessor. If size.shortest_edge is below 384, the shorter edge is resized to size.shortest_edge /
   // crop_pct, and the middle, a square with edges of size.shortest_edge, is cut out. From 384 on, the whole picture is
   // resized to the square.

@@ -34,7 +34,7 @@ struct BertConfig {
   // ... of the block_size position embeddings; padding has position padding_idx, which is frozen too.
   bool roberta = false;
   // DistilBERT (Sanh et al., "DistilBERT, a distilled version of BERT", 2019), in the models of bert_tasks.h: no
-  // segments, no dropout of what attention adds, and ReLU after the pooler.
+  // segments, no dropout of the result of attention, and ReLU after the pooler.
   bool distilbert = false;
   // If there are more logits than this, loss() of a masked language model computes them in chunks.
   int64_t whole_logits = kWholeLogits;

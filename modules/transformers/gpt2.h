@@ -34,7 +34,7 @@ struct GPT2Config {
   std::optional<double> embd_dropout = std::nullopt;  // for the embeddings; nullopt: dropout
   double norm_eps = 1e-5;
   ops::GeluKind gelu = ops::GeluKind::kTanh;
-  // Each block attends to an encoder's output, too, n_embd wide: transformers' add_cross_attention.
+  // Each block also attends to an encoder's output, whose width is n_embd: transformers' add_cross_attention.
   bool cross_attention = false;
 };
 

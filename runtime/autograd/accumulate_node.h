@@ -93,7 +93,7 @@ bool has_hooks(const Node& leaf);
 GradientParts* parts_of(const Node& leaf);
 bool has_callbacks(const Node& leaf);
 // Called when a contribution has arrived at `leaf` and more will follow. `total`: the sum so far. If the leaf's
-// GradientParts wants it, moves it to .grad and returns true.
+// GradientParts wants the sum, moves it to .grad and returns true.
 bool offer_part(Node& leaf, Tensor& total);
 // Calls part_added() of the leaf's GradientParts if its wants_part() returns true. Call this after a contribution that
 // did not go through offer_part() was added to .grad.

@@ -10,7 +10,7 @@
 
 namespace rondo::anomaly {
 
-// These flags are variables, not functions, because every call of an op reads them.
+// Every call of an op reads these flags. So they are variables: a function call would cost more.
 extern constinit thread_local bool in_scope;   // true in a DetectAnomaly scope
 extern constinit thread_local bool detecting;  // the same, but false inside of an op that is checked as a whole
 

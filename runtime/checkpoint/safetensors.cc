@@ -270,7 +270,8 @@ LoadedTensors load_sharded_safetensors(const std::string& index_path) try {
 std::vector<TensorMap::const_iterator> file_order(const TensorMap& tensors) {
   std::vector<TensorMap::const_iterator> order;
   for (auto it = tensors.begin(); it != tensors.end(); ++it) order.push_back(it);
-  // By descending size. Dtypes of equal size are in the order of the reference implementation.
+  // Orders the tensors by descending size of their dtype. Dtypes of equal size are in the order of the reference
+  // implementation.
   constexpr int kRank[kNumDTypes] = {1, 2, 4, 5, 0, 3, 6, 7};  // I64 F64 F32 I32 BF16 F16 U8 BOOL
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
     return kRank[static_cast<int>(a->second.dtype())] < kRank[static_cast<int>(b->second.dtype())];

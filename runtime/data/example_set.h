@@ -54,7 +54,7 @@ struct ExampleReport {
   int64_t examples = 0;   // examples in the set
   int64_t tokens = 0;     // tokens of these examples
   int64_t targets = 0;    // tokens that carry loss
-  int64_t longest = 0;    // columns of the longest one
+  int64_t longest = 0;    // columns of the longest example
   int64_t truncated = 0;  // examples that lost tokens to max_length; texts that were split do not count
   int64_t dropped = 0;    // examples left out: too long, or without a target (perhaps because of truncation)
 };

@@ -133,7 +133,7 @@ void Bpe::symbols_of(std::string_view word, Scratch& scratch) const {
   if (unknown) symbols.push_back(*unknown);
 }
 
-// Takes quadratic time, but is faster than a queue for words of usual length.
+// Merges without a queue. This takes quadratic time, but is faster for words of usual length.
 void Bpe::merge_short(Scratch& scratch) const {
   constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
   std::vector<Token>& symbols = scratch.symbols;
@@ -164,8 +164,8 @@ void Bpe::merge_short(Scratch& scratch) const {
   symbols.resize(n);
 }
 
-// Uses a queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of its
-// symbols has changed; it is then skipped.
+// Merges with a queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of
+// its symbols has changed; it is then skipped.
 void Bpe::merge_long(std::vector<Token>& symbols) const {
   struct Link {
     int32_t previous, next;

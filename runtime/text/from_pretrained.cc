@@ -228,7 +228,7 @@ void read_config(const std::string& path, Config& out) {
   });
   json.finish();
   for (const NamedTokens* tokens : {&extra, &alone, &specific}) set_named(*tokens, out.named);
-  // The older field counts if the newer one is missing or empty.
+  // additional_special_tokens, the older field, counts if extra_special_tokens is missing or empty.
   if (out.additional && extra.empty() && (!out.extra || out.extra->empty())) {
     out.extra = std::move(out.additional);
     out.additional.reset();

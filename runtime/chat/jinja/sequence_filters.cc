@@ -31,7 +31,8 @@ template <class Key> Value sorted(const Values& items, Key key, bool reverse) {
   Value::Items keyed;
   keyed.reserve(items.size());
   for (const Value& item : items) keyed.emplace_back(key(item), item);
-  // Python keeps the order of equal items in a descending sort, too.
+  // Python keeps the order of equal items in a descending sort, too. So the items are reversed before the stable sort,
+  // and the result after it.
   if (reverse) std::reverse(keyed.begin(), keyed.end());
   List<size_t> order(keyed.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;

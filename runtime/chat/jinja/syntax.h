@@ -83,7 +83,7 @@ struct Statement : ChargedNode {
     kIf,           // branches; body of the first whose condition is null or true
     kSet,          // target = expression
     kSetBlock,     // target = what body renders, through filter expressions if there is one
-    kFilterBlock,  // body through expression
+    kFilterBlock,  // what body renders, through the filters of expression
     kWith,         // targets = expressions: body
     kMacro,        // macro
     kGeneration,   // body renders the assistant's text

@@ -26,7 +26,7 @@
 namespace rondo::text::jinja {
 
 struct RenderOptions {
-  // Collects what {% generation %} blocks render.
+  // True: notes which parts of the text {% generation %} blocks render (Rendered::generation).
   bool track_generation = false;
   // The time that strftime_now() formats; unset: now, in local time.
   std::optional<std::tm> now = std::nullopt;

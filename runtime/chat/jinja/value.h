@@ -194,7 +194,7 @@ struct Value::Method {
 // ---- What Python does with values. All throw Error with Python's reason, without a line.
 
 bool is_true(const Value& value);
-// As is_true(), for an optional argument: `unset` if it was not given.
+// As is_true(), for an optional argument. Returns `unset` if it was not given.
 inline bool is_true(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
 // As Python's ==, which also compares numbers of different types.
 bool equals(const Value& a, const Value& b);
