@@ -26,7 +26,7 @@ std::string kind_of(const Tensor& tensor) {
   return absl::StrCat(std::string(name_of(tensor.dtype())), " on ", to_string(tensor.device()));
 }
 
-// Replaces the contents of `tensor` by `value`. All handles of the tensor see it.
+// Replaces the contents of `tensor` by `value`. All handles of the tensor see the new contents.
 void replace_contents(Tensor& tensor, const Tensor& value) {
   TensorImpl& impl = *tensor.impl();
   before_write(tensor.storage());

@@ -76,7 +76,7 @@ class Search {
  public:
   Search(const std::vector<int64_t>& prompt, const GenerationOptions& options)
       : options_(options), prompt_(prompt.size()), running_(static_cast<size_t>(options.num_beams), {prompt, kNever}) {
-    running_[0].score = 0;  // the others are copies of the first
+    running_[0].score = 0;  // the other beams are copies of the first
   }
   bool active() const { return active_; }
   const std::vector<Beam>& running() const { return running_; }

@@ -138,7 +138,7 @@ std::optional<int64_t> layer_behind(const std::string& path, const std::string& 
   return of_first;
 }
 
-// True if a module is in one of options.layers_to_transform, or if there are none. Decides as PEFT does
+// True if a module is in one of options.layers_to_transform, or if that list is empty. Decides as PEFT does
 // (tuners_utils.py, check_target_module_exists).
 bool is_in_layers(const std::string& path, const LoraOptions& options) {
   if (options.layers_to_transform.empty()) return true;

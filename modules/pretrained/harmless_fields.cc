@@ -39,12 +39,12 @@ constexpr Row kRows[] = {
     {"is_llama_config", "true", kLlamas},
     {"sliding_window use_sliding_window", "false", "llama"},  // Llama has no window
     {"embd_pdrop resid_pdrop hidden_dropout", "0 0.0", kLlamas},
-    {"n_special", "0", "gpt2"},  // further embeddings
+    {"n_special", "0", "gpt2"},  // the number of further embeddings
     {"position_embedding_type", "\"absolute\"", kEncoders},
     {"cell", "{}", kEncoders},  // TinyBERT's search
     {"structure", "[]", kEncoders},
     {"pre_trained training", "\"\"", kEncoders},
-    {"reshape_last_stage", "true", "segformer"},  // false: features stay a list, which the head makes a map again
+    {"reshape_last_stage", "true", "segformer"},  // false: the head reshapes the last features
 
     // ---- Fields that transformers does not read in this family
     {"n_ctx n_positions", kAny, "gpt2"},  // two names of one field; the first that is present is read

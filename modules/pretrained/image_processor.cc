@@ -30,7 +30,7 @@ struct ProcessorType {
   const char* name;            // without "ImageProcessor" at its end
   const char* model_types;     // the model_types in config.json that use it
   bool square;                 // a size of one number is height and width, not the shortest edge
-  bool crops;                  // reads do_center_crop
+  bool crops;                  // the class reads do_center_crop
   ImageProcessorConfig fresh;  // the values of fields that a file leaves out
 };
 const std::array<ProcessorType, 6>& processor_types() {

@@ -25,7 +25,7 @@ struct BertConfig {
   int64_t n_hidden = 3072;
   int64_t num_classes = 2;
   std::optional<ProblemType> problem_type = std::nullopt;  // the loss of a classifier of sequences
-  double dropout = 0;  // of the embeddings and of the result of each half of a layer
+  double dropout = 0;                                      // of the embeddings and of each half of a layer
   double norm_eps = 1e-12;
   std::optional<int64_t> padding_idx = 0;  // the word embedding of this token gets no gradient, as in published models
   double attention_dropout = 0;            // of the attention weights

@@ -20,7 +20,7 @@ struct BertModel : Module<BertModel> {
   BertConfig config;
   BertEmbeddings embeddings = child("embeddings", config);
   BertEncoder encoder = child("encoder", config);
-  std::unique_ptr<BertDense> pooler;                                                        // null without one
+  std::unique_ptr<BertDense> pooler;                                                        // null without has_pooler
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, C)
   // Applies the pooler, a linear layer and tanh (in DistilBERT relu), to the first position's features: (B, C). Throws
   // Error without a pooler.

@@ -43,8 +43,8 @@ struct VisionEncoderDecoder : Module<VisionEncoderDecoder> {
   ViT encoder;
   std::unique_ptr<Linear> enc_to_dec_proj;  // null if encoder and decoder have one width
   GPT2 decoder;
-  // (C, C) and (C) of the encoder's width: the pooler of transformers' ViT, on which no text depends. Files hold it, so
-  // it is kept, as buffers that are not trained.
+  // The pooler of transformers' ViT: (C, C) and (C), where C is the encoder's width. No text depends on the pooler. It
+  // is kept in buffers, which are not trained, because files hold it.
   Tensor &pooler_weight, &pooler_bias;
 
   // pixel_values (B, channels, image_size, image_size), decoder_input_ids i64 (B, T) -> logits (B, T, V).

@@ -22,7 +22,7 @@ struct ViTConfig {
   int64_t n_embd = 768;
   int64_t num_classes = 1000;                              // 0: no classifier, for an encoder
   std::optional<ProblemType> problem_type = std::nullopt;  // chooses the loss
-  double dropout = 0;  // of the embeddings and of the result of each half of a block
+  double dropout = 0;                                      // of the embeddings and of each half of a block
   double norm_eps = 1e-6;
   double attention_dropout = 0;  // of the attention weights
   int64_t n_hidden = 0;          // units of each MLP; 0: 4 n_embd

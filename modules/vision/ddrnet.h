@@ -56,8 +56,8 @@ struct NormReLUConv : Module<NormReLUConv> {
 // DAPPM: means over windows of five sizes, each added to the next larger one.
 struct DeepPyramidPooling : Module<DeepPyramidPooling> {
   DeepPyramidPooling(int64_t in_channels, int64_t branch_channels, int64_t out_channels);
-  ModuleList<NormReLUConv> scales;     // 5
-  ModuleList<NormReLUConv> processes;  // 4
+  ModuleList<NormReLUConv> scales;     // one for each of the five windows
+  ModuleList<NormReLUConv> processes;  // one for each window but the smallest
   NormReLUConv compression, shortcut;
   Tensor forward(const Tensor& x);  // (B, in, H, W) -> (B, out, H, W)
 };

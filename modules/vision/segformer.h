@@ -34,7 +34,7 @@ struct SegformerConfig {
   int64_t decoder_hidden_size = 256;
   int64_t num_classes = 150;
   int64_t ignore_index = kIgnoredClass;
-  double dropout = 0;            // of the result of each half of a block, and inside its MLP
+  double dropout = 0;            // of each half of a block, and inside its MLP
   double attention_dropout = 0;  // of the attention weights
   double classifier_dropout = 0.1;
   double drop_path = 0.1;  // probability for the last block; rises linearly from 0 at the first block

@@ -219,7 +219,7 @@ class PoolOwner {
   PoolOwner() {
     pthread_atfork(nullptr, nullptr, [] {
       PoolOwner& owner = instance();
-      new (&owner.mutex_) std::mutex;  // another thread of the parent may have held it
+      new (&owner.mutex_) std::mutex;  // another thread of the parent may have held the old mutex
       owner.of_parent_ = owner.pool_.exchange(nullptr);
     });
   }

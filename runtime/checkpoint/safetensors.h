@@ -51,7 +51,7 @@ enum class Reading {
   kCopy,  // tensors have their own memory. A file that is truncated meanwhile gives a FileError.
 };
 
-// An open file. The constructor reads and checks the header; tensors are made on demand.
+// An open safetensors file. The constructor reads and checks the header; tensors are made on demand.
 class SafetensorsFile {
  public:
   // The largest header in bytes, as in the reference implementation.

@@ -355,7 +355,7 @@ class PatternParser {
     return checked(point);
   }
 
-  // Reads a class after its '['.
+  // Reads a character class whose '[' was just read.
   PointSet char_class(int depth) {
     if (depth == kMaxDepth) fail("nests too deeply");
     PointSet set;
