@@ -17,8 +17,8 @@
 // message never does, so a message cannot forge a role. If the tokenizer cannot distinguish the two, it is an Error.
 //
 // Loss: on the content of trained roles and on the end marker after it. The end marker is the text after {content} up
-// to and including the first special token, or all of it if it has none. Spaces right before {content} belong to the
-// content, because tokenizers join a space to the next word. A prompt ends before these spaces.
+// to and including the first special token, or the whole text if it has no special token. Spaces right before
+// {content} belong to the content, because tokenizers join a space to the next word. A prompt ends before these spaces.
 //
 // The format has no logic, so it cannot express templates that merge messages (Llama 2's <<SYS>> inside the first
 // [INST]). For these, and for a model's own template, use Jinja: ChatEncoder::of_jinja().

@@ -1,6 +1,6 @@
 // A strict pull parser of JSON (RFC 8259) for untrusted files. The caller asks for the value that its format allows
-// next. Anything else (a float instead of a count, one more level of nesting) is an error at its byte. Nothing is
-// stored that the caller did not ask for: the reader holds one string at a time.
+// next. Anything else (a float instead of a count, one more level of nesting) is an error that names its byte offset.
+// Nothing is stored that the caller did not ask for: the reader holds one string at a time.
 //
 //   JsonReader json(path, text);
 //   json.object([&](std::string& key) { sizes[key] = json.unsigned_integer(); });

@@ -7,9 +7,9 @@
 // A path that is looked up twice may name two files: someone who can rename a file or folder on the path can swap it
 // between the check and the use. So the path is walked once, from the root, and each folder is opened relative to the
 // one before it. Each must belong to this user or to root, and nobody else may write to it. One exception: a folder
-// with the sticky bit, such as /tmp, where everybody may create files but only their owners may rename them. It is
-// allowed, because the next component of the path is checked like any other. This walk follows symbolic links itself;
-// the kernel does not. Both the check and the use work on open files, which a rename does not change.
+// with the sticky bit, such as /tmp, where everybody may create files but only their owners may rename them. This
+// folder is allowed, because the next component of the path is checked like any other. The walk follows symbolic links
+// itself; the kernel does not. Both the check and the use work on open files, which a rename does not change.
 #pragma once
 
 #include <string>
