@@ -135,8 +135,8 @@ struct AutogradMeta {
   int output = 0;                   // which output of grad_fn
   std::weak_ptr<Node> accumulator;  // leaves: the node that accumulates into `slot`
   std::shared_ptr<GradSlot> slot;   // .grad and leaf hooks
-  // Views: the tensor that this one is a view of, and the version at which grad_fn was made. See Note
-  // [Views] in history.h.
+  // Views: the tensor that this one is a view of, and the version at which grad_fn was made.
+  // See Note [Views] in history.h.
   Tensor base;
   uint32_t view_version = 0;
   bool no_grad_view = false;  // made under no_grad, or a view of such a view

@@ -38,8 +38,8 @@ class TextEncoder {
 
   // Encodes without the tokenizer's own template, truncation and padding.
   Ids encode(std::string_view text, const PieceOptions& options = {}) const;
-  // Returns the ids of `text` after `before`. `before_ids`: the ids of `before` alone, by the same options. Note
-  // [Borders].
+  // Returns the ids of `text` after `before`. `before_ids`: the ids of `before` alone, by the same options.
+  // See Note [Borders].
   Ids continuation(std::string_view before, const Ids& before_ids, std::string_view text,
                    const PieceOptions& options = {}) const;
 
