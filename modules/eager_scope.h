@@ -18,10 +18,11 @@ class RecordingPause;
 
 namespace rondo::nn {
 
-// While one lives, this thread runs op by op. Inside a region, the ops that the region has recorded so far run first:
-// this is a graph break, which reports name by `what` and the caller's line. After the scope the region records again.
-// Gradients flow through the segment as through any other ops. Compiled modules that are called meanwhile run their
-// forward eagerly: they record, compile and cache nothing. Other call hooks (adapters) run as always.
+// While an EagerScope lives, this thread runs op by op. Inside a region, the ops that the region has recorded so far
+// run first: this is a graph break, which reports name by `what` and the caller's line. After the scope the region
+// records again. Gradients flow through the segment as through any other ops. Compiled modules that are called
+// meanwhile run their forward eagerly: they record, compile and cache nothing. Other call hooks (adapters) run as
+// always.
 // Scopes nest and live on the stack; other threads are not affected. Throws Error inside a region that allows no breaks
 // (CompileOptions::fullgraph).
 class EagerScope {

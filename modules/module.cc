@@ -21,12 +21,12 @@ std::string joined(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : absl::StrCat(prefix, ".", name);
 }
 
-// "f32 on cpu"
+// Returns the dtype and the device, for messages: "f32 on cpu".
 std::string kind_of(const Tensor& tensor) {
   return absl::StrCat(std::string(name_of(tensor.dtype())), " on ", to_string(tensor.device()));
 }
 
-// Replaces the contents of `tensor` by `value`. All handles of the tensor see it.
+// Replaces the contents of `tensor` by `value`. All handles of the tensor see the new contents.
 void replace_contents(Tensor& tensor, const Tensor& value) {
   TensorImpl& impl = *tensor.impl();
   before_write(tensor.storage());
@@ -430,7 +430,7 @@ ModuleBase& ModuleBase::child_named(std::string_view name) const {
 }
 
 namespace {
-// Each list can take one more element without throwing.
+// Reserves memory, so that each list can take one more element without throwing.
 template <class... List> void make_room(List&... lists) { (lists.reserve(lists.size() + 1), ...); }
 }  // namespace
 

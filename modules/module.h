@@ -89,11 +89,11 @@ class ModuleBase {
   std::vector<ModuleBase*> repeated_blocks() const;
   std::span<ModuleBase* const> children() const { return children_; }
   ModuleBase* parent() const { return parent_; }
-  // "h.3.mlp" below the root; empty for a root.
+  // Returns the dotted path below the root, "h.3.mlp"; empty for a root.
   const std::string& path() const { return path_; }
-  // The last part of the path.
+  // Returns the last part of the path.
   const std::string& name() const { return name_; }
-  // The class, without namespaces: "TransformerBlock".
+  // Returns the name of the class, without namespaces: "TransformerBlock".
   std::string type_name() const;
   int64_t num_parameters() const;
 
@@ -116,8 +116,8 @@ class ModuleBase {
   void to(Device device);
   void requires_grad_(bool on = true);
   void zero_grad(bool set_to_none = true);
-  // The members that hold the parameters and buffers of this module and all below it, also tied and undefined ones. The
-  // addresses stay valid as long as the module lives.
+  // Returns the members that hold the parameters and buffers of this module and all below it, also tied and undefined
+  // ones. The addresses stay valid as long as the module lives.
   std::vector<const Tensor*> tensor_slots() const;
   // Calls fn on every module, children before parents.
   void apply(absl::FunctionRef<void(ModuleBase&)> fn);
@@ -135,7 +135,7 @@ class ModuleBase {
     attach_child(std::move(name), std::move(module));
     return attached;
   }
-  // Takes away a child that was attached. Throws Error if there is none of this name.
+  // Takes away a child that was attached. Throws Error if there is no child of this name.
   std::unique_ptr<ModuleBase> detach(std::string_view name);
   // Puts `module` in the place of the child `name`, with the child's name, mode and call_hook. If the child is a member
   // of this module, the object stays, but is no longer in the tree. Its calls go to the new module, and calls of its
@@ -150,7 +150,7 @@ class ModuleBase {
   }
   // True if a call runs only this module's own forward: there is no hook and no replacement.
   bool is_plain() const { return call_hook == nullptr && attached_hooks_.empty() && stand_in_.module == nullptr; }
-  // Rises with each change of the tree at or below this module, and with note_change().
+  // Returns a number that rises with each change of the tree at or below this module, and with note_change().
   uint64_t tree_version() const { return tree_version_; }
   // Call this when a module computes something else from now on although its tensors and mode are the same, for example
   // because an adapter was switched off. Recordings (compile.h, Capture::kReplay) of this module, and of the modules
@@ -182,7 +182,8 @@ class ModuleBase {
   // As buffer(), for a number that each step changes by little, as a running mean does: 16 bits would round the changes
   // away, so to(kBF16) and to(kF16) leave it in f32.
   Tensor& running_statistic(std::string_view name, Tensor value);
-  // load_state_dict() accepts and ignores this name, for tensors in published checkpoints that a model computes itself.
+  // Makes load_state_dict() accept and ignore this name, for tensors in published checkpoints that a model computes
+  // itself.
   void ignore_in_state_dict(std::string_view name);
   // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor.
   // Throws Error if an argument is a member that is declared further down, because it is not initialised yet.
@@ -209,7 +210,7 @@ class ModuleBase {
     Tensor tensor;
     bool is_parameter;
     bool persistent;
-    bool keeps_f32 = false;  // in to(dtype)
+    bool keeps_f32 = false;  // to(DType) does not convert it to 16 bits
   };
   struct Replacement {
     std::unique_ptr<ModuleBase> module;
@@ -219,7 +220,7 @@ class ModuleBase {
   struct Place {
     ModuleBase* parent = nullptr;
     std::string name;
-    std::span<const void* const> arguments;  // of its constructor
+    std::span<const void* const> arguments;  // the arguments of its constructor
   };
   // While it lives, the next module that is constructed on this thread goes to this place. Throws Error for a bad name.
   class PlaceScope {
@@ -236,8 +237,8 @@ class ModuleBase {
   // Returns the innermost module whose memory contains `p`; null: none.
   static ModuleBase* enclosing(const void* p);
   void check_initialised(const Place& place) const;
-  // The place of the next module that is constructed on this thread: set by Child, used by the first ModuleBase().
-  // Null: the module is a root.
+  // Returns the place of the next module that is constructed on this thread: set by Child, used by the first
+  // ModuleBase(). Null: the module is a root.
   static Place*& next_place();
   void check_name(std::string_view name) const;
   Tensor& add_entry(Entry entry);
@@ -270,7 +271,7 @@ class ModuleBase {
   std::vector<ModuleBase*> children_;
   bool training_ = true;
   uint64_t tree_version_ = 0;
-  std::vector<CallHook*> attached_hooks_;  // those of attached_, in this order
+  std::vector<CallHook*> attached_hooks_;  // the hooks among attached_, in the same order
   StandIn stand_in_;
   std::vector<ModuleBase*> replaced_;  // members that an attached module has replaced in children_
   // Destroyed first: each takes itself out of children_.
@@ -415,7 +416,8 @@ template <class Self> class Module : public ModuleBase {
 //   nn::add_lora(model, {.rank = 8, .targets = {"c_attn"}});             // adapters (lora.h)
 //
 // A model's code calls its members: `c_attn(x)` always names the same object. So that object passes the call on. A
-// member that was replaced passes it to the module in its place. Otherwise hooks wrap its forward. The outermost is
-// call_hook, which a compiler sets. Inside are the attached children that are CallHooks, such as adapters; the last one
-// attached is outermost among them. So a region is outside of every adapter: it records the adapters' ops with the
-// block's own, takes their parameters as inputs, and one region serves all layers. compile::disable() keeps adapters.
+// member that was replaced passes it to the module in its place. A member that was not replaced runs its forward inside
+// of its hooks. The outermost hook is call_hook, which a compiler sets. Inside of call_hook are the attached children
+// that are CallHooks, such as adapters; the last one attached is outermost among them. So a region is outside of every
+// adapter: it records the adapters' ops with the block's own, takes their parameters as inputs, and one region serves
+// all layers. compile::disable() keeps adapters.

@@ -27,7 +27,7 @@ std::vector<Seam> plan_seams(const ModuleBase& model) {
     met_block = met_block || of_block != seam_of.end();
     if (!p.requires_grad()) continue;
     const size_t uses = uses_outside[p.impl()];
-    size_t seam = before_blocks;  // becomes final last; also for a parameter that several parts use
+    size_t seam = before_blocks;  // the last seam; also for a parameter that several parts use
     if (of_block != seam_of.end() && uses == 0) seam = of_block->second;
     else if (of_block == seam_of.end() && uses == 1 && met_block) seam = after_blocks;
     plan[seam].parameters.push_back(p);

@@ -13,14 +13,16 @@
 namespace rondo::nn {
 
 struct Seam {
-  std::string path;                // of the block; "" outside the blocks
-  std::vector<Tensor> parameters;  // those whose gradients are final here
+  std::string path;                // the path of the block; "" outside the blocks
+  std::vector<Tensor> parameters;  // the parameters whose gradients are final here
   bool complete = true;            // false: some of them got no gradient in this backward (optim::Seams::finish())
 };
 
 // Returns the parts of `model`, in the order in which a backward usually meets them: what is declared after the first
 // block (norm, output layer), the blocks from the last to the first, what is declared before them (embeddings). Every
-// parameter that requires a gradient is in exactly one part: the last that uses it.
+// parameter that requires a gradient is in exactly one part. If only blocks use it, it is in the part of the first of
+// these blocks. If something outside of the blocks uses it as well, or two modules outside of the blocks share it, it
+// is in the last part.
 std::vector<Seam> plan_seams(const ModuleBase& model);
 
 }  // namespace rondo::nn

@@ -22,8 +22,8 @@ struct NamedTensor {
 };
 
 struct StateDictReport {
-  std::vector<std::string> missing;     // wanted, not in the dict
-  std::vector<std::string> unexpected;  // in the dict, not wanted
+  std::vector<std::string> missing;     // wanted names that the dict lacks
+  std::vector<std::string> unexpected;  // names of the dict that are not wanted
   std::vector<std::string> mismatched;  // "fc.weight: [3, 4] wanted, [4, 3] given"
   bool empty() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
 };

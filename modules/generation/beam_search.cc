@@ -20,7 +20,7 @@ struct Beam {
 
 struct Ended {
   std::vector<int64_t> tokens;  // the new ones
-  double score;                 // after the length penalty
+  double score;                 // the score after the length penalty
   FinishReason reason;
 };
 
@@ -30,7 +30,8 @@ struct Candidate {
   size_t beam;
   int64_t token;
 };
-// Among equal scores the first beam and then the lowest token win, so that the choice is the same on every machine.
+// True if `a` is better than `b`. Among equal scores the first beam and then the lowest token win, so that the choice
+// is the same on every machine.
 bool better(const Candidate& a, const Candidate& b) {
   if (a.score != b.score) return a.score > b.score;
   return a.beam != b.beam ? a.beam < b.beam : a.token < b.token;
@@ -75,7 +76,7 @@ class Search {
  public:
   Search(const std::vector<int64_t>& prompt, const GenerationOptions& options)
       : options_(options), prompt_(prompt.size()), running_(static_cast<size_t>(options.num_beams), {prompt, kNever}) {
-    running_[0].score = 0;  // the others are copies of the first
+    running_[0].score = 0;  // the other beams are copies of the first
   }
   bool active() const { return active_; }
   const std::vector<Beam>& running() const { return running_; }
@@ -135,7 +136,7 @@ class Search {
   }
 
   const GenerationOptions& options_;
-  const size_t prompt_;        // tokens
+  const size_t prompt_;        // tokens of the prompt
   std::vector<Beam> running_;  // the best first
   std::vector<Ended> ended_;   // the best first, at most num_beams
   bool active_ = true;

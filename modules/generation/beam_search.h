@@ -1,4 +1,5 @@
-// GenerationOptions::num_beams. Not installed: generation.h.
+// Beam search: generate() with GenerationOptions::num_beams above 1. This header is not installed; users include
+// generation.h.
 #pragma once
 
 #include <span>

@@ -41,7 +41,7 @@ const Tensor& checked_features(const Tensor& x, const Tensor& idx) {
                              x.defined() ? to_string(x.sizes()) : "an undefined tensor"));
   return x;
 }
-// `sizes`: of the features. The logits have the same sizes, but for the last one.
+// `sizes`: the sizes of the features. The logits have the same sizes, except for the last one.
 Tensor checked_logits(const Tensor& logits, const Dims& sizes) {
   bool fits = logits.defined() && logits.rank() == sizes.rank() && logits.size(-1) > 0;
   for (int i = 0; fits && i + 1 < sizes.rank(); ++i) fits = logits.size(i) == sizes[i];

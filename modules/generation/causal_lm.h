@@ -34,9 +34,10 @@ class CausalLM {
   // Applies the output layer: (..., C) -> (..., V).
   virtual Tensor head(const Tensor& features) = 0;
 
-  // Logits of what follows each new token: (B, T) -> (B, T, V).
+  // Returns the logits of the token that follows each new token: (B, T) -> (B, T, V).
   Tensor cached_logits(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts = {});
-  // Logits of what follows the last real token of each row: (B, T) -> (B, V). Computes no other logits.
+  // Returns the logits of the token that follows the last real token of each row: (B, T) -> (B, V). Computes no other
+  // logits.
   Tensor next_logits(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts = {});
 
  protected:

@@ -33,7 +33,7 @@ namespace rondo::nn {
 std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
                                  const GenerationOptions& options = {});
 Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options = {});
-// The same, with a prompt as tokenizers give it.
+// As above, for one prompt in the ids that tokenizers return.
 Generation generate(CausalLM& model, std::span<const int32_t> prompt, const GenerationOptions& options = {});
 
 }  // namespace rondo::nn

@@ -53,7 +53,7 @@ struct GenerationOptions {
   std::function<std::string(std::span<const int64_t> tokens)> decode = nullptr;
   // Called with each new token, as soon as it is chosen. Returns false to end all rows.
   std::function<bool(int64_t row, int64_t token)> on_token = nullptr;
-  // For a model with cross-attention: the encoder's output (B, S, C), an example for each prompt.
+  // For a model with cross-attention: the encoder's output (B, S, C), with one example for each prompt.
   Tensor encoded = {};
   // Null: default_generator(). Not used with temperature 0.
   Generator* generator = nullptr;

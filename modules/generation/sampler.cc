@@ -25,8 +25,8 @@ void check(const SamplingOptions& o) {
 
 namespace {
 
-// The most likely token comes first, and among equal ones the lowest, so that the choice is the same on every machine.
-// Before the softmax, `probability` holds the logit.
+// True if `a` comes before `b`: the most likely token first, and among equal ones the lowest, so that the choice is the
+// same on every machine. Before the softmax, `probability` holds the logit.
 bool before(const TokenProbability& a, const TokenProbability& b) {
   return a.probability != b.probability ? a.probability > b.probability : a.token < b.token;
 }

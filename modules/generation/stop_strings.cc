@@ -18,8 +18,8 @@ StopStrings::StopStrings(const Decode& decode, std::vector<std::string> stops)
   for (const std::string& stop : stops_) {
     longest = std::max(longest, stop.size());
     // With byte fallback, one bad byte turns a whole run of bytes into U+FFFD, however far back the run began. So a
-    // stop string that contains U+FFFD may appear far back, where a shortened stretch does not look. Other stop strings
-    // cannot appear there: the characters that the run had before were searched already.
+    // stop string that contains U+FFFD may appear in text before the beginning of a shortened stretch. Other stop
+    // strings cannot appear that far back: the characters that the run had before were searched already.
     may_shorten_ = may_shorten_ && io::is_valid_utf8(stop) && stop.find(kReplacement) == stop.npos;
   }
   kept_ = longest + kMayChange;

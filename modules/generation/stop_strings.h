@@ -45,7 +45,7 @@ class StopStrings {
   std::vector<std::string> stops_;
   bool may_shorten_ = true;
   size_t begin_ = 0;       // the first token of the stretch
-  size_t kept_ = 0;        // a stretch that is not all tokens has at least so many bytes of text
+  size_t kept_ = 0;        // the least bytes of text in a stretch that does not hold all tokens
   size_t shorten_at_ = 0;  // bytes of text at which shorten() is tried
 };
 

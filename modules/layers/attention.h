@@ -22,7 +22,7 @@ struct SelfAttentionOptions {
   bool causal = true;
   bool bias = true;
   double dropout = 0;                                 // probability, for the attention weights and for the result
-  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights, if different
+  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights; nullopt: dropout
 };
 // One projection c_attn (3C, C) gives q, k and v, in this order. Head h is columns [hD, (h+1)D) of each; D = C / H.
 // Throws Error unless n_head divides n_embd.
@@ -42,7 +42,7 @@ struct SelfAttention : Module<SelfAttention> {
 struct CrossAttentionOptions {
   bool bias = true;
   double dropout = 0;                                 // as in SelfAttentionOptions
-  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights, if different
+  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights; nullopt: dropout
 };
 // Attention to an encoder's output: q_attn (C, C) makes queries of x, and c_attn (2C, C) makes keys and values of the
 // output. Heads are as in SelfAttention.
@@ -63,11 +63,11 @@ struct TransformerBlockOptions {
   bool causal = true;
   bool bias = true;
   double dropout = 0;
-  std::optional<double> attn_dropout = std::nullopt;  // of the attention weights, if different
+  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights; nullopt: dropout
   int64_t hidden = 0;                                 // units of the MLP; 0: 4C
   double norm_eps = 1e-5;
   ops::GeluKind gelu = ops::GeluKind::kTanh;
-  bool cross_attention = false;  // between the other two parts
+  bool cross_attention = false;  // adds a cross-attention between attn and mlp
 };
 struct TransformerBlock : Module<TransformerBlock> {
   TransformerBlock(int64_t n_embd, int64_t n_head, TransformerBlockOptions options = {});

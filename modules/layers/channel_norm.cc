@@ -79,7 +79,7 @@ template <int kSpatial> Tensor BatchNorm<kSpatial>::normalise_over_ranks(const T
   for (int d = 2; d < x.rank(); ++d) others.push_back(d);
   const auto n = static_cast<double>(x.sizes().numel() / channels_);
   Tensor sum, squares;
-  if (n == 0) {  // no mean exists; the sums, zeros, have a history, so that this rank takes part in backward
+  if (n == 0) {  // there is no mean; the zero sums have a history, so this rank takes part in backward
     sum = ops::sum(x, others).to(kF64);
     squares = ops::sum(x * x, others).to(kF64);
   } else {
@@ -92,7 +92,7 @@ template <int kSpatial> Tensor BatchNorm<kSpatial>::normalise_over_ranks(const T
   const Tensor all = ops::all_reduce_sum(ops::cat({sum, squares, count}, 0), *communicator_);
   const int64_t C = channels_;
   const Tensor total = all.slice(0, {2 * C, 2 * C + 1}).detach();
-  const Tensor values = ops::maximum(total, 1.0);  // 1 if no rank has any
+  const Tensor values = ops::maximum(total, 1.0);  // 1 if no rank has any values
   const Tensor mean = all.slice(0, {0, C}) / values;
   const Tensor var = ops::maximum(all.slice(0, {C, 2 * C}) / values - mean * mean, 0.0);
   const Tensor y = ops::batch_norm_with({mean, var}, x, weight, bias, options.eps);

@@ -18,7 +18,7 @@ struct BatchNormOptions {
   double eps = 1e-5;
   // How much of the running statistics a training step replaces. nullopt: they are the mean over all steps so far.
   std::optional<double> momentum = 0.1;
-  bool affine = true;               // weight and bias
+  bool affine = true;               // the layer has a weight and a bias
   bool track_running_stats = true;  // false: evaluation takes the statistics of its batch, too
 };
 
@@ -38,8 +38,9 @@ template <int kSpatial> class BatchNorm : public Module<BatchNorm<kSpatial>> {
   Tensor& num_batches_tracked;  // i64 scalar
   Tensor forward(const Tensor& x);
 
-  // A frozen layer uses its running statistics in training, too, and does not update them. Its parameters are not
-  // frozen by this: see requires_grad_(). Throws Error without running statistics.
+  // Freezes the layer, or with on = false ends that. A frozen layer uses its running statistics in training, too, and
+  // does not update them. Its parameters are not frozen by this: see requires_grad_(). Throws Error without running
+  // statistics.
   void freeze(bool on = true);
   bool is_frozen() const { return frozen_; }
 
@@ -52,7 +53,8 @@ template <int kSpatial> class BatchNorm : public Module<BatchNorm<kSpatial>> {
 
  private:
   Tensor normalise_over_ranks(const Tensor& x);
-  // `unbiased`: the variance that divides by n - 1. `any`: bool scalar, whether there were values; undefined: true.
+  // Updates the running statistics with those of a batch. `unbiased`: the variance that divides by n - 1. `any`: bool
+  // scalar, whether the batch had values; undefined: true.
   void update(const Tensor& mean, const Tensor& unbiased, const Tensor& any = Tensor());
 
   const int64_t channels_;

@@ -18,14 +18,14 @@ enum class ProblemType {
   kSingleLabel,  // cross-entropy in nats: one class for each example
   kMultiLabel,   // binary cross-entropy in nats of each class: any number of classes for each example
 };
-// As config.json has it: "regression", "single_label_classification", "multi_label_classification".
+// Returns the name in config.json: "regression", "single_label_classification", "multi_label_classification".
 std::string_view name_of(ProblemType problem);
 
 // Returns `problem` if it is set. Otherwise the number of classes and the targets decide, as in transformers: one class
 // is a regression; targets i64 or i32 are kSingleLabel, all others kMultiLabel.
 ProblemType problem_of(std::optional<ProblemType> problem, int64_t num_classes, DType targets);
 
-// The mean loss of logits (B, num_classes): a scalar.
+// Returns the mean loss of logits (B, num_classes): a scalar.
 //   kRegression   targets (B, num_classes), and for one class (B) as well; any number type
 //   kSingleLabel  targets i64 (B); -100 is ignored
 //   kMultiLabel   targets (B, num_classes), floats in [0, 1] or bool

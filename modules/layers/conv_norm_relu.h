@@ -26,7 +26,7 @@ struct ConvNormReLU : Module<ConvNormReLU> {
 
 // Resizes x to the height and width of `like`, by bilinear interpolation.
 Tensor resize_like(const Tensor& x, const Tensor& like);
-// The mean of each channel: (B, C, H, W) -> (B, C, 1, 1).
+// Returns the mean of each channel: (B, C, H, W) -> (B, C, 1, 1).
 Tensor global_mean(const Tensor& x);
 
 // conv3x3, then a 1x1 convolution without bias to num_classes channels: (B, in, H, W) -> (B, num_classes, H, W).

@@ -9,7 +9,7 @@
 namespace rondo::nn {
 namespace {
 
-// The sizes of a weight: (out, in / groups, kernel...), or (in, out / groups, kernel...) if transposed.
+// Returns the sizes of a weight: (out, in / groups, kernel...), or (in, out / groups, kernel...) if transposed.
 template <int N>
 Dims weight_sizes(const char* layer, int64_t in, int64_t out, int64_t groups, const ops::Spatial<N>& kernel,
                   bool transposed) {
@@ -25,7 +25,8 @@ Dims weight_sizes(const char* layer, int64_t in, int64_t out, int64_t groups, co
   return sizes;
 }
 
-// 1 / sqrt(fan in). As in PyTorch, fan in is the product of all sizes but the first, also for a transposed convolution.
+// Returns 1 / sqrt(fan in). As in PyTorch, fan in is the product of all sizes but the first, also for a transposed
+// convolution.
 double bound_of(const Dims& weight) {
   const FloatingPointScope floating_point;
   int64_t fan_in = 1;

@@ -14,7 +14,7 @@ template <int N> struct ConvOptions {
   ops::Spatial<N> stride = 1;
   ops::ConvPadding<N> padding = 0;  // or ops::kSamePadding
   ops::Spatial<N> dilation = 1;
-  int64_t groups = 1;  // each reads its own part of the channels; one group per channel: depthwise
+  int64_t groups = 1;  // each group reads its own part of the channels; one channel per group: depthwise
   bool bias = true;
 };
 using Conv1dOptions = ConvOptions<1>;

@@ -1,4 +1,5 @@
-// What a region asks about its caller. Not installed: kv_cache.h.
+// Tells a compiled region whether it is called in a decode step. This header is not installed; users include
+// kv_cache.h.
 #pragma once
 
 namespace rondo::nn {

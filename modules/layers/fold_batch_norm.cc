@@ -34,7 +34,7 @@ struct NormParts {
 template <int kSpatial> NormParts norm_parts(BatchNorm<kSpatial>& norm) {
   return {norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.options.eps};
 }
-// `mean` is undefined if the module is no batch norm with running statistics.
+// Returns the parts of a batch norm. `mean` is undefined if the module is no batch norm with running statistics.
 NormParts norm_parts(ModuleBase& module) {
   if (auto* norm = dynamic_cast<BatchNorm1d*>(&module)) return norm_parts(*norm);
   if (auto* norm = dynamic_cast<BatchNorm2d*>(&module)) return norm_parts(*norm);
@@ -136,7 +136,7 @@ void fold(const Pair& pair) {
   const NoGrad off;
   const ConvolutionParts conv = convolution_parts(*pair.convolution);
   const NormParts norm = norm_parts(*pair.norm);
-  // In f64: rounded once.
+  // Computes in f64, so that the folded weights are rounded only once.
   const auto wide = [](const Tensor& t) { return t.to(kF64); };
   Tensor scale = ops::rsqrt(wide(norm.var) + norm.eps);
   if (norm.weight.defined()) scale = scale * wide(norm.weight);

@@ -43,7 +43,7 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
     if (size <= 0) throw Error(absl::StrCat("KVCache: ", name, " must be positive, got ", size));
   if (!is_floating(options.dtype))
     throw Error(absl::StrCat("KVCache: the dtype must be floating, got ", std::string(name_of(options.dtype))));
-  constexpr int64_t kMostLayers = 1 << 20;  // each has its own memory
+  constexpr int64_t kMostLayers = 1 << 20;  // each layer has its own memory
   if (options.layers > kMostLayers)
     throw Error(absl::StrCat("KVCache: layers must be at most ", kMostLayers, ", got ", options.layers));
   const Dims all = {options.layers, 2, options.batch, options.kv_heads, options.max_length, options.head_dim};
@@ -129,7 +129,7 @@ void KVCache::reorder(std::span<const int64_t> rows) {
   lengths_ = std::move(lengths);
 }
 
-// ---- One forward
+// ---- KVCache::Pass: one forward of new tokens
 
 namespace {
 
@@ -258,7 +258,8 @@ const Tensor& KVCache::Pass::keys_of_step(int64_t window) {
 
 namespace {
 
-// bool (rows, keys): query i has slot first_query + i, and key j has slot first_key + j.
+// Returns a mask, bool (rows, keys), true where a query may attend to a key. Query i has slot first_query + i, and key
+// j has slot first_key + j.
 Tensor causal_mask(int64_t rows, int64_t keys, int64_t first_query, int64_t first_key, int64_t window, Device device) {
   Tensor mask = Tensor::empty({rows, keys}, {kBool, kCPU});
   bool* allowed = mask.mutable_data<bool>();

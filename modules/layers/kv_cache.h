@@ -43,7 +43,7 @@ struct KVCacheOptions {
   int64_t max_length = 0;            // T_max, tokens of each row
   int64_t head_dim = 0;              // D
   DType dtype = kF32;                // any floating type. Keys and values are converted; attention runs in this type
-  Device device = default_device();  // the model's
+  Device device = default_device();  // the device of the model
   // For a model with cross-attention: the width of an encoder's output; 0: the model has none.
   int64_t encoded_width = 0;
   // The encoder's output (E, S, encoded_width). Each of its examples belongs to B / E neighbouring rows. Each layer
@@ -64,13 +64,13 @@ class KVCache {
   KVCache& operator=(const KVCache&) = delete;
 
   const KVCacheOptions& options() const { return options_; }
-  // Tokens of each row.
+  // Returns the number of tokens of each row.
   std::span<const int64_t> lengths() const { return lengths_; }
   int64_t length(int64_t row) const;
-  // The size of all buffers together, which hold layers * 2 * B * H_kv * T_max * D elements, and of the keys and values
-  // of `encoded` that were computed so far.
+  // Returns the size of all buffers together, which hold layers * 2 * B * H_kv * T_max * D elements, and of the keys
+  // and values of `encoded` that were computed so far.
   int64_t bytes() const;
-  // (B, H_kv, T_max, D): the cache's own memory. Slots from a row's length on hold values without meaning.
+  // Returns the cache's own memory, (B, H_kv, T_max, D). Slots from a row's length on hold values without meaning.
   const Tensor& keys(int64_t layer) const;
   const Tensor& values(int64_t layer) const;
 
@@ -79,8 +79,8 @@ class KVCache {
   // Shortens rows that are longer than `length`. Throws Error if `length` is negative.
   void trim(int64_t length);
   void trim(int64_t row, int64_t length);
-  // For beams: row i becomes a copy of the former row rows[i]. A row may be taken several times. Throws Error unless
-  // there are B rows, each from 0 to B - 1, and of the same example of `encoded` as row i.
+  // Reorders rows, for beams: row i becomes a copy of the former row rows[i]. A row may be taken several times. Throws
+  // Error unless there are B rows, each from 0 to B - 1, and of the same example of `encoded` as row i.
   void reorder(std::span<const int64_t> rows);
 
   class Pass;
@@ -89,7 +89,7 @@ class KVCache {
   void check_layer(int64_t layer) const;
   KVCacheOptions options_;
   std::vector<int64_t> lengths_;
-  std::vector<Tensor> keys_, values_;   // of each layer
+  std::vector<Tensor> keys_, values_;   // one tensor for each layer
   std::vector<KeysAndValues> encoded_;  // of each layer, made of options_.encoded: (E, H, S, D); undefined at first
 };
 
@@ -124,10 +124,10 @@ class KVCache::Pass {
   Pass& operator=(const Pass&) = delete;
 
   int64_t max_length() const { return cache_.options_.max_length; }
-  // Tokens of each row before this pass, and with its real new tokens.
+  // Return the number of tokens of each row: before this pass, and with its real new tokens.
   std::span<const int64_t> lengths_before() const { return starts_; }
   std::vector<int64_t> lengths_after() const;
-  // i64 (B, T): the position of each new token in its row. Positions of padding are below max_length, too.
+  // Returns the position of each new token in its row, i64 (B, T). Positions of padding are below max_length, too.
   Tensor positions() const;
   // Stores k and v of one layer (B, H_kv, T, D) and returns the result of attention for q (B, H, T, D), with the shape
   // of q and the memory layout of scaled_dot_product_attention(). Token i of a row sees the row's cached tokens and its
@@ -148,7 +148,7 @@ class KVCache::Pass {
   void check_queries(const Tensor& q) const;
   void store(int64_t layer, const Tensor& k, const Tensor& v);
   Tensor attend_fresh(const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
-  // attend() for T = 1: Note [Decode steps].
+  // Computes attend() for T = 1: Note [Decode steps].
   Tensor step(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
   const Tensor& keys_of_step(int64_t window);
   Tensor attend_many(int64_t layer, const Tensor& q, const CachedAttentionOptions& options);
@@ -158,7 +158,7 @@ class KVCache::Pass {
   const int64_t T_;
   std::vector<int64_t> starts_, counts_;
   bool uniform_ = true;              // all rows start at the same slot and have T real tokens
-  std::map<int64_t, Tensor> masks_;  // of this pass, by window
+  std::map<int64_t, Tensor> masks_;  // the masks of this pass, by window
   Tensor slots_;                     // T = 1: the slot of each row's token, i64 (B, 1); -1 for padding
   std::optional<EagerScope> eager_;
 };

@@ -37,7 +37,7 @@ double linear_bound(int64_t in_features, int64_t out_features) {
   return floating_point.here(1.0 / std::sqrt(static_cast<double>(floating_point.here(in_features))));
 }
 
-// A comparison with NaN is an invalid operation: Note [The host's floating-point state].
+// Compares in a scope, because a comparison with NaN raises a flag: Note [The host's floating-point state].
 bool is_probability(double p) {
   const FloatingPointScope floating_point;
   p = floating_point.here(p);
@@ -116,7 +116,7 @@ Tensor DropPath::forward(const Tensor& x) {
   Dims examples = Dims::filled(x.rank(), 1);
   if (examples.empty()) throw_op_error("DropPath", "needs x (B, ...), got a scalar", std::source_location::current());
   examples[0] = x.size(0);
-  // 1/(1-p) is not rounded to 16 bits.
+  // The mask is in the compute dtype, so that its values 1/(1-p) are not rounded to 16 bits.
   const Tensor kept = Tensor::ones(examples, {compute_dtype(x.dtype()), x.device()});
   return (x * ops::dropout(kept, p)).to(x.dtype());
 }

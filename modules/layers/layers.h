@@ -16,8 +16,8 @@
 #pragma GCC visibility push(default)
 namespace rondo::nn {
 
-// While one is alive on this thread, layers do not initialise their weights: the code that makes the layers fills the
-// weights.
+// While a SkipInit is alive on this thread, layers do not initialise their weights: the code that makes the layers
+// fills the weights.
 class SkipInit {
  public:
   enum class Memory {
@@ -92,7 +92,7 @@ struct LayerNorm : Module<LayerNorm> {
 struct Dropout : Module<Dropout> {
   explicit Dropout(double p = 0.5);
   double p;
-  // The current probability, for ops with built-in dropout.
+  // Returns the current probability, for ops with built-in dropout.
   double rate() const {
     const Dropout& now = current();
     return now.is_training() ? now.p : 0;
@@ -165,7 +165,7 @@ template <class M> class ModuleList : public ModuleBase {
   }
   bool is_block_list() const override { return true; }
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
-  // Throws Error unless 0 <= i < size().
+  // Returns module i. Throws Error unless 0 <= i < size().
   M& operator[](int64_t i) {
     if (i < 0 || i >= size()) throw_no_layer("ModuleList", i, size());
     return *items_[static_cast<size_t>(i)];
@@ -214,7 +214,7 @@ class Sequential : public Module<Sequential> {
   }
   Tensor forward(const Tensor& x);
   int64_t size() const { return static_cast<int64_t>(links_.size()); }
-  // Throws Error unless 0 <= i < size().
+  // Returns module i. Throws Error unless 0 <= i < size().
   ModuleBase& operator[](int64_t i) {
     if (i < 0 || i >= size()) throw_no_layer("Sequential", i, size());
     return *links_[static_cast<size_t>(i)].module;

@@ -22,7 +22,7 @@ Tensor glorot_parameter(int64_t rows, int64_t columns) {
   return uniform_parameter({rows, columns}, std::sqrt(6.0 / static_cast<double>(rows + columns)));
 }
 
-// 3 * embed_dim must not overflow.
+// Returns embed_dim. Throws Error if it is not positive or 3 * embed_dim overflows.
 int64_t checked_width(int64_t embed_dim) {
   if (embed_dim <= 0 || embed_dim > INT64_MAX / 3)
     throw Error(absl::StrCat("MultiheadAttention: embed_dim must be positive and fit into memory, got ", embed_dim));
@@ -96,7 +96,7 @@ Tensor MultiheadAttention::joined(const AttentionMasks& masks, int64_t B, int64_
     if (of_heads) pairs = pairs.reshape({B, num_heads, L, S});
   }
   if (!padding.defined() && !pairs.defined()) return Tensor();
-  // In bool masks, true means left out.
+  // In PyTorch's bool masks, true means that a query does not attend to the key.
   constexpr double kNever = -std::numeric_limits<double>::infinity();
   const auto both = [&]() -> Tensor {
     if (!padding.defined() || !pairs.defined()) return padding.defined() ? padding : pairs;

@@ -47,8 +47,8 @@ struct MultiheadAttention : Module<MultiheadAttention> {
   MultiheadAttention(int64_t embed_dim, int64_t num_heads, MultiheadAttentionOptions options = {});
   int64_t embed_dim, num_heads;
   MultiheadAttentionOptions options;
-  Tensor& in_proj_weight;                                 // undefined if kdim or vdim differ
-  Tensor &q_proj_weight, &k_proj_weight, &v_proj_weight;  // undefined otherwise
+  Tensor& in_proj_weight;                                 // undefined if kdim or vdim differ from embed_dim
+  Tensor &q_proj_weight, &k_proj_weight, &v_proj_weight;  // undefined if kdim and vdim equal embed_dim
   Tensor& in_proj_bias;                                   // undefined without bias
   Linear out_proj;
   Dropout dropout;

@@ -8,8 +8,8 @@ namespace rondo::nn {
 Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const {
   const int64_t n = idx.numel(where);
   // In two cases all logits are made at once, however many there are. A hook on the whole model runs only if the
-  // model's forward is called, which makes them. And if the output layer was replaced by one of another class, `weight`
-  // is undefined.
+  // model's forward is called, and forward makes all logits. If the output layer was replaced by one of another class,
+  // `weight` is undefined.
   const bool whole = !model.is_plain() || !weight.defined() || n * weight.size(0) <= whole_logits;
   const Tensor x = whole ? logits() : [&] {
     const ModuleFrame frame(&model.path(), where);

@@ -1,4 +1,4 @@
-// The loss of a language model, for the models of this folder.
+// The loss of a language model, for the models of modules/transformers.
 #pragma once
 
 #include "absl/functional/function_ref.h"
@@ -22,7 +22,7 @@ struct NextTokenLoss {
   absl::FunctionRef<Tensor()> features;  // (B, T, C)
   Tensor bias = {};                      // (V) of the output layer; undefined without one
 
-  // Mean cross-entropy in nats. idx and targets are i64 (B, T); targets of -100 are ignored.
+  // Returns the mean cross-entropy in nats. idx and targets are i64 (B, T); targets of -100 are ignored.
   Tensor operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const;
 };
 

@@ -18,16 +18,16 @@ double plain_rate(double base, int64_t i, int64_t D) {
   return std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(D));
 }
 
-// Returns the share of its own rate that a pair keeps, from 0 to 1. The rest is divided by factor.
+// Returns the share of its own rate that a pair keeps, from 0 to 1. The other share of the rate is divided by factor.
 double kept_llama3(const RopeScaling& s, double rate) {
-  // The number of the pair's waves in original_positions.
+  // How many full turns the pair makes in original_positions.
   const double waves = static_cast<double>(s.original_positions) * rate / (2 * std::numbers::pi);
   return std::clamp((waves - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
 }
 
 // Returns the first and last pair of YaRN's ramp.
 std::pair<double, double> yarn_ramp(const RopeScaling& s, double base, int64_t D) {
-  // The pair, as a real number, that turns `turns` times in original_positions.
+  // Returns the pair, as a real number, that turns `turns` times in original_positions.
   const auto pair_of = [&](double turns) {
     const double width = static_cast<double>(D);
     return width * std::log(static_cast<double>(s.original_positions) / (turns * 2 * std::numbers::pi)) /

@@ -43,8 +43,8 @@ struct RopeScaling {
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_positions = 8192;  // kLlama3, kYarn: positions of the pretraining
-  // kYarn: pairs that turn more than beta_fast times in original_positions keep their rate, those that turn less than
-  // beta_slow times have it divided by factor. The ramp's ends are whole pairs if `truncate`.
+  // kYarn: pairs that turn more than beta_fast times in original_positions keep their rate. Pairs that turn less than
+  // beta_slow times have their rate divided by factor. The ramp's ends are whole pairs if `truncate`.
   double beta_fast = 32;
   double beta_slow = 1;
   bool truncate = true;
@@ -55,8 +55,9 @@ struct RopeScaling {
   int64_t max_length(int64_t positions) const;
 };
 
-// Tables (T, D/2) for positions start .. start + T - 1 of a model with `positions` positions. `length`: of the whole
-// sequence, for kDynamic; 0: start + T. Throws Error if D is odd or not positive, or not above 2 for kDynamic.
+// Returns tables (T, D/2) for positions start .. start + T - 1 of a model with `positions` positions. `length`: the
+// length of the whole sequence, for kDynamic; 0: start + T. Throws Error if D is odd or not positive, or not above 2
+// for kDynamic.
 ops::RotaryTables rotary_tables(const RopeScaling& scaling, double base, int64_t positions, int64_t T, int64_t D,
                                 int64_t start = 0, TensorOptions options = {}, int64_t length = 0);
 

@@ -36,22 +36,22 @@ namespace rondo::nn {
 // Gives the model one more adapter and makes it the active one. Freezes all other parameters and drops their gradients;
 // an optimizer that was made before keeps its list of parameters (FormulaOptimizer::add_param_group). A is drawn from
 // default_generator(), in the order of the tree. Throws Error if a name of `targets`, `modules_to_save` or a pattern
-// matches nothing (the message lists what there is), if one module of modules_to_save is a part of another, if a target
-// is neither a Linear nor an Embedding, if an option is out of range, if there is an adapter of this name, if an
+// matches nothing (the message lists the existing names), if one module of modules_to_save is a part of another, if a
+// target is neither a Linear nor an Embedding, if an option is out of range, if there is an adapter of this name, if an
 // adapter is merged, or if `mergeable` is asked for and a target is not.
 LoraReport add_lora(ModuleBase& model, const LoraOptions& options);
 
 // Returns the names of the model's adapters, sorted.
 std::vector<std::string> adapter_names(ModuleBase& model);
-// The name of the active adapter; "" if none is active.
+// Returns the name of the active adapter; "" if none is active.
 std::string active_adapter(ModuleBase& model);
-// Returns the options that the adapter was made with. Throws Error if there is none of this name.
+// Returns the options that the adapter was made with. Throws Error if there is no adapter of this name.
 LoraOptions adapter_options(ModuleBase& model, const std::string& adapter);
-// From now on this adapter is used and trained, and no other. Throws Error if there is none of this name, or if an
-// adapter is merged.
-void set_adapter(ModuleBase& model, const std::string& adapter);
-// Deletes an adapter. If it was the active one, no adapter is active afterwards. Throws Error if there is none of this
+// Activates an adapter: from now on it is used and trained, and no other. Throws Error if there is no adapter of this
 // name, or if an adapter is merged.
+void set_adapter(ModuleBase& model, const std::string& adapter);
+// Deletes an adapter. If it was the active one, no adapter is active afterwards. Throws Error if there is no adapter of
+// this name, or if an adapter is merged.
 void remove_adapter(ModuleBase& model, const std::string& adapter);
 
 // Activates another adapter while this object lives, for single calls, as set_adapter() does. The destructor activates
@@ -90,8 +90,8 @@ struct MergeOptions {
 };
 // Adds the active adapter to the base's weights: W += scaling * B A, in the wider of the two dtypes, rounded once.
 // Calls then cost what they cost without an adapter, and the adapter gets no gradient. Throws Error if no adapter is
-// active, if one is merged, or if a weight is used elsewhere too, as a tied embedding is: the other use would change.
-// add_lora() can tell this before the training: LoraReport::unmergeable, LoraOptions::mergeable.
+// active, if one is merged, or if another module uses a weight, too, as with a tied embedding: its results would
+// change. add_lora() can tell this before the training: LoraReport::unmergeable, LoraOptions::mergeable.
 void merge_adapter(ModuleBase& model, const MergeOptions& options = {});
 // Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written since the merge or given
 // another device or dtype (ModuleBase::to).
@@ -113,10 +113,11 @@ StateDict adapter_state_dict(ModuleBase& model, const std::string& adapter = "")
 
 struct SaveAdapterOptions {
   std::string adapter = "";                  // "": the active one
-  std::string base_model_name_or_path = "";  // for PEFT, which loads the base from there
+  std::string base_model_name_or_path = "";  // the path from which PEFT loads the base
 };
-// Makes the folder if it is missing. Nothing half-written is ever visible: a folder without adapter_config.json holds
-// no adapter. Throws FileError; if the disk is full, what was in the folder is still there.
+// Writes an adapter's files, and makes the folder if it is missing. Nothing half-written is ever visible: a folder
+// without adapter_config.json holds no adapter. Throws FileError; if the disk is full, the folder keeps what it
+// held.
 void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapterOptions& options = {});
 
 struct LoadAdapterOptions {

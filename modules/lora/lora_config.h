@@ -1,4 +1,4 @@
-// PEFT's adapter_config.json. Not installed: lora.h.
+// PEFT's adapter_config.json. This header is not installed; users include lora.h.
 #pragma once
 
 #include <string>

@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kConfig = "adapter_config.json";
 constexpr const char* kWeights = "adapter_model.safetensors";
-constexpr const char* kFirst = "base_model.model.";  // of every name: PEFT's two wrappers
+constexpr const char* kFirst = "base_model.model.";  // begins every name: PEFT's two wrappers
 
 // The parameters of one adapter. The adapter may be in the tree, or not yet.
 struct AdapterTensors {

@@ -67,7 +67,7 @@ LoraReport install_adapter(ModuleBase& model, UninstalledAdapter adapter) {
   for (const UninstalledAdapter::Target& target : adapter.targets) targets.push_back(target.module);
   adapter.report.unmergeable = unmergeable(model, targets);
   const std::string name = adapter.info->options.adapter;
-  AdapterParts used;  // by this adapter
+  AdapterParts used;  // the tree's parts that this adapter is in, for take_out()
   const auto part_of = [](ModuleBase & module, auto& parts, const auto& make) -> auto& {
     using Part = std::remove_reference_t<decltype(*make())>;
     parts.reserve(parts.size() + 1);

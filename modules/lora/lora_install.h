@@ -25,7 +25,8 @@ struct UninstalledAdapter {
   std::vector<Saved> saved;
   LoraReport report;
 };
-// Throws Error for options out of range, a name that is taken, and a merged adapter. `function`: for messages.
+// Checks the options of a new adapter. Throws Error for options out of range, a name that is taken, and a merged
+// adapter. `function`: its name, for messages.
 void check_new_adapter(const char* function, ModuleBase& model, const LoraOptions& options);
 UninstalledAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable);
 // Attaches and activates the adapter, and freezes the rest of the model.

@@ -13,7 +13,8 @@
 namespace rondo::nn {
 namespace {
 
-// 16-bit matrices would lose small updates.
+// Returns the dtype of an adapter's matrices: f32 beside 16-bit weights, because 16-bit matrices would lose small
+// updates.
 DType dtype_beside(const Tensor& weight) { return is_low_precision(weight.dtype()) ? kF32 : weight.dtype(); }
 
 }  // namespace
@@ -24,7 +25,7 @@ double AdapterInfo::scaling(const LoraSize& size) const {
   return floating_point.here(size.alpha / (options.rslora ? std::sqrt(rank) : rank));
 }
 
-// ---- The parts
+// ---- The matrices of an adapter
 
 LoraLinear::LoraLinear(const Linear& base, AdapterInfoPtr info_, LoraSize size_, int64_t rows)
     : LoraDelta(std::move(info_)),

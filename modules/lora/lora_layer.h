@@ -1,4 +1,5 @@
-// The modules that adapters add to a tree, and how they are found there. Not installed: lora.h.
+// The modules that adapters add to a tree, and functions that find them. This header is not installed; users include
+// lora.h.
 //
 //   h.0.attn.c_attn                     Linear, a target
 //     lora                              LoraLayer: wraps the target's calls, knows which adapter is active
@@ -49,14 +50,14 @@ struct LoraDelta : AdapterPart {
   virtual Tensor delta(const Tensor& x) = 0;
   // Returns what the adapter adds to the target's weight, with the weight's shape.
   virtual Tensor weight_delta() = 0;
-  // Views of the parameters, with the names and in the layout of PEFT's file.
+  // Returns views of the parameters, with the names and in the layout of PEFT's file.
   virtual std::vector<NamedTensor> in_file() = 0;
   virtual ModuleBase& as_module() = 0;
 };
 
 // delta(x) = B(A(dropout(x)) * scaling).
 struct LoraLinear final : Module<LoraLinear>, LoraDelta {
-  // `rows`: outputs of a part of the base; 0: all.
+  // `rows`: the number of outputs of a part of the base; 0: all outputs.
   LoraLinear(const Linear& base, AdapterInfoPtr info, LoraSize size, int64_t rows = 0);
   const LoraSize size;
   Linear lora_A;
@@ -74,7 +75,7 @@ struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
   LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts, AdapterInfoPtr info,
                   const std::vector<LoraSize>& sizes);
   const int64_t n_out;
-  const std::vector<PublishedPart> parts;             // by row
+  const std::vector<PublishedPart> parts;             // ordered by row
   std::vector<std::unique_ptr<LoraLinear>> matrices;  // one for each part, named PublishedPart::leaf()
   Tensor forward(const Tensor& x);                    // (..., in) -> (..., out)
   Tensor delta(const Tensor& x) override { return (*this)(x); }
@@ -112,7 +113,7 @@ struct LoraLayer final : Module<LoraLayer>, CallHook, AdapterPart {
   LoraDelta* active = nullptr;
   LoraDelta* merged = nullptr;
   Tensor kept;                  // the base's weight before the merge; undefined: not kept
-  uint32_t merged_version = 0;  // of the weight
+  uint32_t merged_version = 0;  // the weight's version right after the merge
   DType merged_dtype = kF32;
   Device merged_device;
 };
@@ -130,7 +131,7 @@ struct SavedCopies final : Module<SavedCopies>, AdapterPart {
   explicit SavedCopies(ModuleBase& of) : slots(of.own_slots()) {}
   const std::vector<Slot> slots;  // the module's
   TensorSet* find(const std::string& adapter) const;
-  // From now on the module's members hold this adapter's copies, or the base's tensors if it has none.
+  // Makes the module's members hold this adapter's copies, or the base's tensors if the adapter has none.
   void activate(const std::string& adapter);
 };
 
@@ -140,10 +141,10 @@ struct AdapterParts {
 };
 AdapterParts adapter_parts(ModuleBase& model);
 
-// The adapters' infos, by name.
+// Returns the infos of all adapters, by name.
 std::map<std::string, AdapterInfoPtr> infos_of(const AdapterParts& parts);
 
-// A target's own weight.
+// Returns a target's own weight.
 Tensor& weight_of(ModuleBase& target);
 // Returns the paths of targets whose weight is used elsewhere in the model, too: merging would change the other use.
 std::vector<std::string> unmergeable(const ModuleBase& model, const std::vector<ModuleBase*>& targets);
@@ -151,7 +152,7 @@ std::vector<std::string> unmergeable(const ModuleBase& model, const std::vector<
 // Returns the modules of the base, in the order of the tree.
 std::vector<NamedModule> base_modules(ModuleBase& model);
 
-// These two throw Error.
+// Throw Error: require_unmerged() if an adapter is merged, require_adapter() if there is no adapter of this name.
 void require_unmerged(const char* function, const AdapterParts& parts);
 AdapterInfoPtr require_adapter(const char* function, ModuleBase& model, const std::string& adapter);
 // Makes an adapter the active one; "": none. Needs no memory, since destructors call it.

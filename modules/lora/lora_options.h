@@ -45,7 +45,7 @@ struct LoraReport {
   std::vector<std::string> targets;  // paths of the modules that got an adapter
   std::vector<std::string> saved;    // paths of the modules of modules_to_save
   int64_t trainable = 0;             // elements of parameters that require a gradient
-  int64_t total = 0;                 // of all parameters, other adapters' included
+  int64_t total = 0;                 // elements of all parameters, other adapters' included
   // Those of `targets` whose weight is used elsewhere in the model too, as a tied embedding is. If there are any,
   // merge_adapter() will refuse this adapter.
   std::vector<std::string> unmergeable;

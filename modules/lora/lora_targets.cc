@@ -27,7 +27,7 @@ bool is_output_layer(const std::string& name) {
 // hundreds of steps.
 constexpr size_t kLongestPattern = 1 << 14;
 constexpr uint32_t kMostSteps = 100'000;
-constexpr uint32_t kMostKiB = 1 << 10;  // of memory for a match
+constexpr uint32_t kMostKiB = 1 << 10;  // the most memory for a match
 
 class Pattern {
  public:
@@ -109,7 +109,7 @@ std::string names_in(const std::vector<NamedModule>& modules, bool targets_only)
     if (m.name.empty() || (targets_only && !can_be_target(m.module))) continue;
     if (!targets_only && m.module.parameters().empty()) continue;
     const std::string& name = m.module.name();
-    if (name.find_first_not_of("0123456789") == name.npos) continue;  // a list's item
+    if (name.find_first_not_of("0123456789") == name.npos) continue;  // an item of a list, named by its number
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   return names.empty() ? "none" : absl::StrJoin(names, ", ");
@@ -138,7 +138,8 @@ std::optional<int64_t> layer_behind(const std::string& path, const std::string& 
   return of_first;
 }
 
-// Decides as PEFT does (tuners_utils.py, check_target_module_exists).
+// True if a module is in one of options.layers_to_transform, or if that list is empty. Decides as PEFT does
+// (tuners_utils.py, check_target_module_exists).
 bool is_in_layers(const std::string& path, const LoraOptions& options) {
   if (options.layers_to_transform.empty()) return true;
   std::optional<int64_t> layer;
@@ -257,7 +258,8 @@ class Matcher {
     std::sort(choice.parts.begin(), choice.parts.end(), [](const auto& a, const auto& b) { return a.row < b.row; });
     return any;
   }
-  // PEFT takes modules_to_save by the end of the path, also in the middle of a name: "norm" is input_layernorm, too.
+  // True if `name` in modules_to_save takes module i: by the end of its path, as in PEFT, also in the middle of a word.
+  // So "norm" takes input_layernorm, too.
   bool saved_by(size_t i, const std::string& name) const {
     const auto fits = [&](const std::string& path) { return !name.empty() && path.ends_with(name); };
     if (modules_[i].name.empty()) return false;
@@ -268,7 +270,8 @@ class Matcher {
                         " here; a module is saved whole or not at all"));
     return fitting > 0 || (counts_tree_names() && fits(modules_[i].name));
   }
-  // PEFT leaves a target out if a name in modules_to_save is a whole part of its path, between dots.
+  // True if a name in modules_to_save is a whole part of the path of module i, between dots. PEFT leaves such a target
+  // out.
   bool saved_by_whole_name(size_t i) const {
     const auto holds = [](const std::string& path, const std::string& name) {
       return ("." + path + ".").find("." + name + ".") != std::string::npos;
@@ -285,7 +288,7 @@ class Matcher {
   }
 
   void add_saved(const std::string& name, LoraMatch& match) const {
-    const size_t before = match.saved.size();  // those of other names
+    const size_t before = match.saved.size();  // the number of modules that other names have taken
     bool any = false;
     for (size_t i = 0; i < modules_.size(); ++i) {
       const NamedModule& m = modules_[i];
@@ -356,7 +359,7 @@ class Matcher {
   const bool lenient_;
   const PublishedLayout layout_;
   const std::vector<NamedModule> modules_;
-  std::vector<std::vector<PublishedPart>> published_;  // of each module
+  std::vector<std::vector<PublishedPart>> published_;  // the Transformers parts of each module
   std::vector<Choice> chosen_;
 };
 

@@ -1,4 +1,4 @@
-// The modules that an adapter goes to. Not installed: lora.h.
+// Finds the modules that get an adapter. This header is not installed; users include lora.h.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ namespace rondo::nn {
 struct LoraTarget {
   std::string name;
   ModuleBase& module;
-  std::vector<PublishedPart> parts = {};  // only these rows; empty: the whole module
-  std::vector<LoraSize> sizes = {};       // of each part, or of the whole module
+  std::vector<PublishedPart> parts = {};  // the parts that get an adapter; empty: the whole module
+  std::vector<LoraSize> sizes = {};       // one size for each part, or for the whole module
 };
 
 struct LoraMatch {

@@ -12,7 +12,7 @@
 namespace rondo::nn {
 namespace {
 
-// Returns a module of ViT as Transformers 5 names it. Query, key and value are three modules there.
+// Returns a module of ViT as Transformers 5 names it. Query, key and value are three modules in Transformers.
 std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string& path) {
   constexpr std::pair<std::string_view, std::string_view> kOutside[] = {
       {"patch_embed.proj", "vit.embeddings.patch_embeddings.projection"},

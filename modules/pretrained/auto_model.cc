@@ -39,7 +39,7 @@ const Family* find_family(const std::string& model_type) {
   return nullptr;
 }
 
-// transformers' name of a floating dtype.
+// Returns transformers' name of a floating dtype.
 std::string torch_name(DType dtype) {
   switch (dtype) {
     case kF64: return "float64";

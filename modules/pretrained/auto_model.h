@@ -57,7 +57,7 @@ struct ConfigField;
 class PretrainedModel {
  public:
   ModuleBase& operator*() const;
-  // The module, for functions that this class does not have. ModuleBase has no loss().
+  // Returns the module, for functions that this class does not have. ModuleBase has no loss().
   ModuleBase* operator->() const { return &**this; }
   // As in module.h.
   std::vector<Tensor> parameters() const { return (**this).parameters(); }
@@ -72,11 +72,11 @@ class PretrainedModel {
   void to(DType dtype) { (**this).to(dtype); }
   void to(Device device) { (**this).to(device); }
   void zero_grad(bool set_to_none = true) { (**this).zero_grad(set_to_none); }
-  // The concrete model, or null if it is not an M.
+  // Returns the concrete model, or null if it is not an M.
   template <class M> M* as() const { return dynamic_cast<M*>(&**this); }
-  // "gpt2", as in config.json.
+  // Returns the model_type of config.json: "gpt2".
   const std::string& model_type() const { return model_type_; }
-  // The names of the classes, by number: config.json's id2label. Empty if it has none.
+  // Returns the names of the classes, by number: config.json's id2label. Empty if it has none.
   const std::vector<std::string>& label_names() const { return label_names_; }
   // Writes config.json and the weights in their present dtype. Fields of the original config.json stay, but for
   // architectures, dtype and a changed number of labels. Throws FileError, and Error if the tree holds tensors that the
@@ -84,11 +84,12 @@ class PretrainedModel {
   //
   // Each file appears whole or not at all, config.json last. If the folder holds an older model in shards, the save as
   // a whole is not atomic: the old config.json is removed first, so that an incomplete folder is never taken for
-  // complete. An adapter in the folder stays there, and from_pretrained() would apply it. Two files that were beside
+  // complete. An adapter in the folder is not removed, and from_pretrained() would apply it. Two files that were beside
   // the original config.json are written, too, unless the folder has them: the preprocessor_config.json of a model that
-  // reads images (image_processor.h), and the generation_config.json of one that writes about images.
+  // reads images (image_processor.h), and the generation_config.json of a model that writes texts about images.
   void save_pretrained(const std::string& folder, const SaveOptions& options = {}) const;
-  // The name in published files of a module's tensor: "h.0.ln_1.weight" -> "transformer.h.0.ln_1.weight".
+  // Returns the name that published files give to a tensor of the module: "h.0.ln_1.weight" ->
+  // "transformer.h.0.ln_1.weight".
   std::string published_name(std::string_view name) const;
 
   PretrainedModel(PretrainedModel&&) noexcept;
@@ -112,8 +113,8 @@ class PretrainedModel {
  private:
   std::unique_ptr<ModuleBase> module_;
   std::unique_ptr<const Published> published_;
-  std::vector<ConfigField> config_;                          // the original fields
-  std::vector<std::pair<const char*, std::string>> beside_;  // names and texts of further files
+  std::vector<ConfigField> config_;                          // the fields of the original config.json
+  std::vector<std::pair<const char*, std::string>> beside_;  // names and texts of the two files beside config.json
   std::string model_type_;
   std::vector<std::string> label_names_;
 };
@@ -130,7 +131,7 @@ class AutoModel : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// GPT-2, Llama, Qwen, Mistral.
+// Language models: GPT-2, Llama, Qwen, Mistral.
 class AutoModelForCausalLM : public PretrainedModel {
  public:
   static AutoModelForCausalLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
@@ -139,8 +140,8 @@ class AutoModelForCausalLM : public PretrainedModel {
   CausalLM& causal_lm() const;  // for generate() (generation.h)
   int64_t vocab_size() const;   // ids of tokens are below this
   int64_t max_length() const;   // positions: the longest sequence
-  // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored. targets[b][t] is what follows idx[b][t]:
-  // nothing is shifted here.
+  // Returns the mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored. targets[b][t] is what follows
+  // idx[b][t]: nothing is shifted here.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
   Tensor loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
               std::source_location where = std::source_location::current());
@@ -149,8 +150,8 @@ class AutoModelForCausalLM : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// BERT, RoBERTa and DistilBERT: shapes as in bert_tasks.h. Llama, Qwen and Mistral: llama_tasks.h. Error if a model
-// without segments gets some. Targets as in classification_loss.h.
+// Classifiers of sequences. BERT, RoBERTa and DistilBERT: shapes as in bert_tasks.h. Llama, Qwen and Mistral:
+// llama_tasks.h. Throws Error if a model without segments gets some. Targets as in classification_loss.h.
 class AutoModelForSequenceClassification : public PretrainedModel {
  public:
   static AutoModelForSequenceClassification from_pretrained(const std::string& folder,
@@ -164,7 +165,7 @@ class AutoModelForSequenceClassification : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// BERT, RoBERTa and DistilBERT.
+// Classifiers of tokens: BERT, RoBERTa and DistilBERT.
 class AutoModelForTokenClassification : public PretrainedModel {
  public:
   static AutoModelForTokenClassification from_pretrained(const std::string& folder,
@@ -177,13 +178,14 @@ class AutoModelForTokenClassification : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// BERT, RoBERTa and DistilBERT. The files of BERT's and RoBERTa's pretraining hold more than this model: set
-// PretrainedOptions::ignore to {"bert.pooler.", "cls.seq_relationship."} or {"roberta.pooler."}.
+// Masked language models: BERT, RoBERTa and DistilBERT. The files of BERT's and RoBERTa's pretraining hold more than
+// this model: set PretrainedOptions::ignore to {"bert.pooler.", "cls.seq_relationship."} or {"roberta.pooler."}.
 class AutoModelForMaskedLM : public PretrainedModel {
  public:
   static AutoModelForMaskedLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
   Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, V)
-  // Mean cross-entropy in nats of targets i64 (B, T): the tokens that were masked, and -100 (ignored) elsewhere.
+  // Returns the mean cross-entropy in nats of targets i64 (B, T): the tokens that were masked, and -100 (ignored) at
+  // all other positions.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
@@ -191,7 +193,7 @@ class AutoModelForMaskedLM : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// ViT.
+// Image classifiers: ViT.
 class AutoModelForImageClassification : public PretrainedModel {
  public:
   static AutoModelForImageClassification from_pretrained(const std::string& folder,
@@ -205,14 +207,14 @@ class AutoModelForImageClassification : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// SegFormer.
+// Models that classify each pixel of an image: SegFormer.
 class AutoModelForSemanticSegmentation : public PretrainedModel {
  public:
   static AutoModelForSemanticSegmentation from_pretrained(const std::string& folder,
                                                           const PretrainedOptions& options = {});
   Tensor operator()(TensorArg images);  // (B, channels, H, W) -> (B, num_classes, H / 4, W / 4), rounded up
-  // Targets i64 or i32 (B, H, W), where config.json's semantic_loss_ignore_index (255) does not count:
-  // segmentation_loss.h.
+  // Returns segmentation_loss() for targets i64 or i32 (B, H, W). The class semantic_loss_ignore_index of config.json
+  // (255) is ignored.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 

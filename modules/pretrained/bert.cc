@@ -17,7 +17,7 @@ constexpr FieldNames kBertNames = {"num_hidden_layers", "num_attention_heads", "
                                    "hidden_act"};
 constexpr FieldNames kDistilBertNames = {"n_layers", "n_heads",           "dim",       "hidden_dim",
                                          "dropout",  "attention_dropout", "activation"};
-constexpr double kDistilBertEps = 1e-12;  // its config.json has no field for it
+constexpr double kDistilBertEps = 1e-12;  // DistilBERT's config.json has no field for eps
 
 bool is_bert_task(Task task) {
   return task == Task::kBase || task == Task::kSequenceClassification || task == Task::kTokenClassification ||

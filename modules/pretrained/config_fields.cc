@@ -69,7 +69,7 @@ void ConfigFields::parse(std::string_view text) {
   std::set<std::string> seen;
   json.object([&](std::string& name) {
     if (!seen.insert(name).second) json.fail(absl::StrCat("two fields ", io::shown(prefix_ + name)));
-    json.peek();  // to the value's first character
+    json.peek();  // moves to the value's first character
     const size_t begin = json.position();
     json.skip();
     fields_.push_back({std::move(name), std::string(text.substr(begin, json.position() - begin))});

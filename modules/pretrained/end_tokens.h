@@ -1,4 +1,4 @@
-// The tokens that end a text which a published model writes.
+// Finds the tokens that end a text which a published model writes.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace rondo::nn {
 // own end-of-text token (null: none) ends a text too. Throws FileError if a file cannot be read or the field is no id.
 std::vector<int64_t> end_tokens(const std::string& folder, const text::PreTrainedTokenizer* tokenizer);
 
-// Returns decoder_start_token_id of generation_config.json; nullopt if it is not there. Throws as end_tokens() does.
+// Returns decoder_start_token_id of generation_config.json; nullopt if the file lacks it. Throws as end_tokens() does.
 std::optional<int64_t> generation_start(const std::string& folder);
 
 }  // namespace rondo::nn

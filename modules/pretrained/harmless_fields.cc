@@ -10,8 +10,8 @@ constexpr std::string_view kItsFields = "{...}";
 constexpr std::string_view kEncoders = "bert roberta distilbert", kLlamas = "llama qwen2 qwen3 mistral",
                            kCausal = "gpt2 llama qwen2 qwen3 mistral", kPictures = "image_processor";
 
-// Lists of words with spaces between them. Only fields that the family does not read itself (ConfigFields' getters) are
-// looked up here.
+// A row of the table. Each member is a list of words with spaces between them. Only fields that the family does not
+// read itself (ConfigFields' getters) are looked up here.
 struct Row {
   std::string_view fields;         // "prefix_*": all that begin with prefix_
   std::string_view values;         // JSON texts with which the fields are harmless, or kAny, or kItsFields
@@ -25,7 +25,7 @@ constexpr Row kRows[] = {
     {"pruned_heads", "{}"},
     {"auto_map", "{}"},  // code of the model's own
 
-    // ---- Values for the mathematics that Rondo computes
+    // ---- Fields that choose between formulas, with the values whose formulas Rondo computes
     {"scale_attn_weights tie_word_embeddings", "true", "gpt2"},
     {"scale_attn_by_inverse_layer_idx", "false", "gpt2"},
     {"hidden_act", "\"silu\" \"swish\"", kLlamas},
@@ -39,12 +39,12 @@ constexpr Row kRows[] = {
     {"is_llama_config", "true", kLlamas},
     {"sliding_window use_sliding_window", "false", "llama"},  // Llama has no window
     {"embd_pdrop resid_pdrop hidden_dropout", "0 0.0", kLlamas},
-    {"n_special", "0", "gpt2"},  // further embeddings
+    {"n_special", "0", "gpt2"},  // the number of further embeddings
     {"position_embedding_type", "\"absolute\"", kEncoders},
     {"cell", "{}", kEncoders},  // TinyBERT's search
     {"structure", "[]", kEncoders},
     {"pre_trained training", "\"\"", kEncoders},
-    {"reshape_last_stage", "true", "segformer"},  // false: features stay a list, which the head makes a map again
+    {"reshape_last_stage", "true", "segformer"},  // false: the head reshapes the last features
 
     // ---- Fields that transformers does not read in this family
     {"n_ctx n_positions", kAny, "gpt2"},  // two names of one field; the first that is present is read
@@ -56,7 +56,7 @@ constexpr Row kRows[] = {
     {"original_max_position_embeddings", kAny, kLlamas},  // has no effect without rope_scaling
     {"layer_norm_eps", kAny, "segformer"},                // every LayerNorm of SegFormer has 1e-5
     {"downsampling_rates image_size", kAny, "segformer"},
-    {"sinusoidal_pos_embds", kAny, "distilbert"},  // says how position embeddings start: the file holds them
+    {"sinusoidal_pos_embds", kAny, "distilbert"},  // initial position embeddings; the file holds trained ones
 
     // ---- Heads and tasks that these models do not have
     {"classifier_dropout id2label num_labels problem_type", kAny, kCausal},

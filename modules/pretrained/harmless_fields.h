@@ -1,5 +1,5 @@
 // The fields of a config.json that Rondo does not read because they change nothing: one table of fields, with the
-// values and the families for which this is so. Not installed: auto_model.h.
+// values and the families for which this is so. This header is not installed; users include auto_model.h.
 #pragma once
 
 #include <string_view>

@@ -27,10 +27,10 @@ constexpr int64_t kWarped = 384;  // ConvNextImageProcessor: from this shortest 
 
 // One class of processors in transformers.
 struct ProcessorType {
-  const char* name;            // without ImageProcessor
-  const char* model_types;     // of config.json
+  const char* name;            // without "ImageProcessor" at its end
+  const char* model_types;     // the model_types in config.json that use it
   bool square;                 // a size of one number is height and width, not the shortest edge
-  bool crops;                  // reads do_center_crop
+  bool crops;                  // the class reads do_center_crop
   ImageProcessorConfig fresh;  // the values of fields that a file leaves out
 };
 const std::array<ProcessorType, 6>& processor_types() {
@@ -86,7 +86,7 @@ const ProcessorType* type_of_model(const std::string& folder) {
   return nullptr;
 }
 
-// `name`: size or crop_size.
+// Reads the field `name`: size or crop_size.
 ImageSize read_size(ConfigFields& config, std::string_view name, const ImageSize& otherwise, bool square) {
   if (!config.has(name)) {
     if (otherwise.height == 0 && otherwise.shortest_edge == 0) config.missing(name);
@@ -193,7 +193,7 @@ Edges within_longest(double size, double longest, double height, double width) {
   double exact = size;
   if (longer / shorter * size > longest) {
     exact = longest * shorter / longer;
-    size = std::nearbyint(exact);  // a half to the even number, as in Python
+    size = std::nearbyint(exact);  // rounds a half to the even number, as Python does
   }
   if (shorter == size) return {height, width};
   if (width < height) return {std::trunc(exact * height / width), size};
@@ -215,7 +215,7 @@ Edges edges_after(const ImageProcessorConfig& c, double height, double width) {
   throw Error(absl::StrCat(c.type, ": ", what));
 }
 
-// u8 (C, H, W) -> u8 (H, W, 3), dense.
+// Converts u8 (C, H, W) to u8 (H, W, 3), dense.
 Tensor rgb_bytes(const Tensor& image) {
   const Tensor pixels = image.permute({1, 2, 0}).contiguous();
   const int64_t channels = pixels.size(2), n = pixels.size(0) * pixels.size(1);

@@ -42,15 +42,15 @@ struct ImageSize {
 
 // The fields of the file; the defaults are those of ViTImageProcessor.
 struct ImageProcessorConfig {
-  std::string type = "ViTImageProcessor";  // image_processor_type
+  std::string type = "ViTImageProcessor";  // the field image_processor_type
   bool do_resize = true;
   ImageSize size = {.height = 224, .width = 224};
-  ops::InterpolateMode resample = ops::InterpolateMode::kBilinear;  // with antialias, as Pillow
+  ops::InterpolateMode resample = ops::InterpolateMode::kBilinear;  // with antialias, as in Pillow
   // ConvNextImageProcessor. If size.shortest_edge is below 384, the shorter edge is resized to size.shortest_edge /
   // crop_pct, and the middle, a square with edges of size.shortest_edge, is cut out. From 384 on, the whole picture is
   // resized to the square.
   double crop_pct = 224.0 / 256.0;
-  bool do_center_crop = false;  // with zeros around smaller pictures
+  bool do_center_crop = false;  // cuts out the middle; smaller pictures get zeros around them
   ImageSize crop_size = {};     // height and width
   bool do_rescale = true;
   double rescale_factor = 1.0 / 255.0;
@@ -77,7 +77,8 @@ class ImageProcessor {
 
   // Throws Error if the config contradicts itself, or if from_pretrained() would refuse it in a file.
   explicit ImageProcessor(ImageProcessorConfig config, const ImageProcessorOptions& options = {});
-  // A file that does not name its class has that of the model_type in config.json. Throws FileError, ConfigError.
+  // Reads a folder's preprocessor_config.json. If it does not name its class, the class belongs to the model_type in
+  // config.json. Throws FileError, ConfigError.
   static ImageProcessor from_pretrained(const std::string& folder, const ImageProcessorOptions& options = {});
   ImageProcessor(const ImageProcessor&);
   ImageProcessor(ImageProcessor&&) noexcept;
@@ -103,7 +104,7 @@ class ImageProcessor {
   void save_pretrained(const std::string& folder) const;
 
  private:
-  // `image` is for errors: what the caller passed.
+  // `image`: the picture that the caller passed, for error messages.
   Tensor resized(const Tensor& image, const Tensor& pixels) const;  // u8 (H, W, 3) -> (h, w, 3)
   std::array<int64_t, 2> resized_edges(const Tensor& image, int64_t height, int64_t width) const;
   void check_memory(const Tensor& image, double bytes) const;

@@ -1,4 +1,5 @@
-// Resizes 8-bit pictures to the same bytes as Pillow. Not installed: image_processor.h.
+// Resizes 8-bit pictures to the same bytes as Pillow. This header is not installed; users include
+// image_processor.h.
 #pragma once
 
 #include <cstdint>

@@ -45,7 +45,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
     }
   } else {
     if (scaling.kind == Kind::kLlama3 || scaling.kind == Kind::kYarn) {
-      // The outer field wins.
+      // If the whole file has this field, too, its value counts.
       scaling.original_positions = rope.size("original_max_position_embeddings", c.block_size);
       scaling.original_positions = outer.size("original_max_position_embeddings", scaling.original_positions);
     }
@@ -64,7 +64,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       rope.invalid("high_freq_factor", "a number above low_freq_factor");
   }
   if (scaling.kind == Kind::kYarn) read_yarn(rope, scaling);
-  // transformers ignores the fields of other kinds.
+  // transformers ignores the fields that belong to other kinds of scaling.
   rope.harmless({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor",
                  "mscale", "mscale_all_dim", "original_max_position_embeddings", "truncate"});
   if (scaling.kind == Kind::kYarn && c.rope_base == 1) outer.invalid("rope_theta", "another number than 1, for yarn");
@@ -133,7 +133,7 @@ std::string why_unpublished(const LlamaConfig& c, const std::string& family) {
   return "";
 }
 
-// The field rope_scaling; empty without scaling.
+// Returns the field rope_scaling; empty without scaling.
 std::vector<ConfigField> rope_fields(const RopeScaling& s) {
   using Kind = RopeScaling::Kind;
   const auto scaling = [&](const char* kind, const std::string& more) -> std::vector<ConfigField> {

@@ -36,7 +36,7 @@ struct PretrainedOptions {
   // Tensors whose names begin with one of these are initialised with N(0, 0.02) if the file lacks them, or has them in
   // another shape: {"classifier."} for a new head.
   std::vector<std::string> fresh = {};
-  uint64_t seed = 0;  // of fresh tensors
+  uint64_t seed = 0;  // the seed for fresh tensors
   // Replaces the pad_token_id of config.json. A sequence classifier on a decoder needs it for batches of more than one
   // row. The classifier refuses the -1 in the config.json of the first Llamas, which is no token.
   std::optional<int64_t> pad_token_id = std::nullopt;

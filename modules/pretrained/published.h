@@ -47,7 +47,7 @@ struct Published {
   std::vector<ConfigField> corrections;
   std::vector<ConfigField> config;      // fields of a config.json, without model_type, architectures and dtype
   std::vector<ConfigField> generation;  // fields of a generation_config.json; empty: there is none
-  std::string why_unpublished;          // what `config` cannot describe of the model; "": nothing
+  std::string why_unpublished;          // the part of the model that `config` cannot describe; "": none
 };
 
 enum class Task {
@@ -87,8 +87,8 @@ struct CaptionCalls {
 // A family of published models: everything that is particular to it. A family is a constant at the end of its file, and
 // an entry in kFamilies (families.cc).
 struct Family {
-  std::initializer_list<const char*> model_types;  // in config.json
-  std::initializer_list<const char*> classes;      // in modules/, for a message
+  std::initializer_list<const char*> model_types;  // the model_types in config.json
+  std::initializer_list<const char*> classes;      // the classes in modules/, for a message
   // Reads a config.json, checks it, and makes the model of a task without memory for its parameters. Null: the family
   // has no model for this task.
   std::unique_ptr<ModuleBase> (*make)(ConfigFields& config, Task task, const PretrainedOptions& options);
@@ -99,7 +99,7 @@ struct Family {
   bool takes_mask = false;  // `features` takes a mask and segments; otherwise they are undefined
   LanguageCalls language = {};
   TextCalls sequence = {}, token = {}, masked = {};
-  TextClassifierFacts (*facts)(const ModuleBase& model) = nullptr;  // of a classifier of sequences
+  TextClassifierFacts (*facts)(const ModuleBase& model) = nullptr;  // the facts of a classifier of sequences
   ImageCalls image = {}, segmentation = {};
   CaptionCalls caption = {};
 };

@@ -26,7 +26,7 @@ static std::unique_ptr<ModuleBase> make_vision_encoder_decoder(ConfigFields& con
   };
   if (const auto encoder = inner("encoder", "vit")) {
     c.encoder = read_vit(*encoder, options);
-    encoder->harmless({"id2label", "num_labels", "problem_type"});  // of a head, which an encoder does not have
+    encoder->harmless({"id2label", "num_labels", "problem_type"});  // fields of a head
     encoder->note_unknown();
   }
   if (const auto decoder = inner("decoder", "gpt2")) {
@@ -96,7 +96,7 @@ static bool describe_vision_encoder_decoder(ModuleBase& module, Published& out) 
   else if (!c.eos_token_ids.empty()) end = absl::StrCat("[", absl::StrJoin(c.eos_token_ids, ", "), "]");
   decoder.config.insert(decoder.config.end(), {{"add_cross_attention", "true"},
                                                {"is_decoder", "true"},
-                                               // Without this field, transformers takes GPT-2's own 50256.
+                                               // Without this field, transformers takes GPT-2's default, 50256.
                                                {"bos_token_id", json_text(c.decoder_start_token_id)},
                                                {"eos_token_id", end}});
   out.generation = {{"decoder_start_token_id", json_text(c.decoder_start_token_id)},

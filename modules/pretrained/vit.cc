@@ -1,4 +1,4 @@
-// config.json and names of ViT. Hugging Face has query, key and value apart; ours are rows of one weight.
+// config.json and names of ViT. Hugging Face stores query, key and value as three weights; ours are rows of one.
 #include "rondo/modules/transformers/vit.h"
 
 #include <utility>

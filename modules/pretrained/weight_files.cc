@@ -30,7 +30,7 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-// "model-00001-of-00003.safetensors"
+// True for names such as "model-00001-of-00003.safetensors".
 bool is_shard(std::string_view name) {
   constexpr std::string_view kPattern = "model-#####-of-#####.safetensors";
   return name.size() == kPattern.size() && std::equal(name.begin(), name.end(), kPattern.begin(), [](char c, char p) {
@@ -45,7 +45,7 @@ bool ends_with_any(std::string_view name, const std::vector<std::string>& ends) 
   return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return name.ends_with(end); });
 }
 
-// Compares dtype, shape and bytes.
+// True if dtype, shape and bytes are the same.
 bool same_values(const WeightFiles::Place& a, const WeightFiles::Place& b) {
   if (a.entry->dtype != b.entry->dtype || !(a.entry->shape == b.entry->shape)) return false;
   const uint64_t bytes = a.entry->end - a.entry->begin;
@@ -122,7 +122,7 @@ class Loader {
   void run() {
     match();
     if (!report_.empty()) throw StateDictError(what(), report_);
-    std::map<std::string, std::vector<Source>> parts;  // of each module tensor
+    std::map<std::string, std::vector<Source>> parts;  // the parts of each module tensor
     for (const Source& source : sources_) parts[source.tensor->name].push_back(source);
     StateDict state;
     for (const auto& [name, sources] : parts) state[name] = make(name, sources).to(default_device());

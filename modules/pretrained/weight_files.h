@@ -20,7 +20,7 @@ class WeightFiles {
     const io::SafetensorsFile* file = nullptr;
     const io::TensorEntry* entry = nullptr;
   };
-  // By name.
+  // Returns the place of each tensor, by name.
   const std::map<std::string, Place, std::less<>>& places() const { return places_; }
 
  private:

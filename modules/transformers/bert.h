@@ -25,7 +25,7 @@ struct BertConfig {
   int64_t n_hidden = 3072;
   int64_t num_classes = 2;
   std::optional<ProblemType> problem_type = std::nullopt;  // the loss of a classifier of sequences
-  double dropout = 0;                                      // of the embeddings and of what each half of a layer adds
+  double dropout = 0;                                      // of the embeddings and of each half of a layer
   double norm_eps = 1e-12;
   std::optional<int64_t> padding_idx = 0;  // the word embedding of this token gets no gradient, as in published models
   double attention_dropout = 0;            // of the attention weights
@@ -34,12 +34,12 @@ struct BertConfig {
   // ... of the block_size position embeddings; padding has position padding_idx, which is frozen too.
   bool roberta = false;
   // DistilBERT (Sanh et al., "DistilBERT, a distilled version of BERT", 2019), in the models of bert_tasks.h: no
-  // segments, no dropout of what attention adds, and ReLU after the pooler.
+  // segments, no dropout of the result of attention, and ReLU after the pooler.
   bool distilbert = false;
   // If there are more logits than this, loss() of a masked language model computes them in chunks.
   int64_t whole_logits = kWholeLogits;
 
-  // The length of the longest sequence.
+  // Returns the length of the longest sequence.
   int64_t max_length() const { return roberta ? block_size - padding_idx.value_or(0) - 1 : block_size; }
 };
 
@@ -122,7 +122,7 @@ struct Bert : Module<Bert> {
   // idx i64 (B, T); mask bool (B, T), true = a real token, undefined = all; segments i64 (B, T), undefined = 0
   // -> logits (B, num_classes).
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // Every position's features: (B, T, C).
+  // Returns every position's features: (B, T, C).
   Tensor features(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
   // Returns the mean loss of the targets; config.problem_type chooses the loss (classification_loss.h).
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,

@@ -1,4 +1,5 @@
-// Names of the models of bert_tasks.h in published files and in transformers. Not installed.
+// Names of the models of bert_tasks.h in published files and in transformers. This header is not
+// installed.
 #pragma once
 
 #include <string>

@@ -116,7 +116,8 @@ Tensor BertForMaskedLM::loss(const Tensor& idx, const Tensor& mask, const Tensor
                              std::source_location where) {
   const auto logits = [&] { return (*this)({idx, where}, mask, segments); };
   const auto below = [&] { return head.transformed(bert(idx, mask, segments)); };
-  // A hook on the head or on its output layer runs only if their forward is called, which makes whole logits.
+  // A hook on the head or on its output layer runs only if their forward is called, and forward makes all logits at
+  // once.
   const bool plain = head.is_plain() && head.decoder.is_plain();
   const int64_t whole = plain ? config.whole_logits : std::numeric_limits<int64_t>::max();
   return NextTokenLoss{*this, head.decoder.weight, whole, logits, below, head.decoder.bias}(idx, targets, where);

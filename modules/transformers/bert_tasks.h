@@ -20,7 +20,7 @@ struct BertModel : Module<BertModel> {
   BertConfig config;
   BertEmbeddings embeddings = child("embeddings", config);
   BertEncoder encoder = child("encoder", config);
-  std::unique_ptr<BertDense> pooler;                                                        // null without one
+  std::unique_ptr<BertDense> pooler;                                                        // null without has_pooler
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, C)
   // Applies the pooler, a linear layer and tanh (in DistilBERT relu), to the first position's features: (B, C). Throws
   // Error without a pooler.
@@ -31,7 +31,7 @@ struct BertModel : Module<BertModel> {
 // mask bool (B, T) or undefined -> (B, C). A row without a real token gives 0.
 Tensor mean_pooling(const Tensor& features, const Tensor& mask);
 
-// "bert", "roberta" or "distilbert".
+// Returns the name of the body: "bert", "roberta" or "distilbert".
 inline const char* bert_body_name(const BertConfig& config) {
   return config.roberta ? "roberta" : config.distilbert ? "distilbert" : "bert";
 }
@@ -41,7 +41,8 @@ struct BertTaskOptions {
   uint64_t seed = 0;
 };
 
-// Logits (B, num_classes) of the pooled first position. DistilBERT's pooler is what is published as "pre_classifier".
+// A classifier of sequences: logits (B, num_classes) from the pooled first position. DistilBERT's pooler is published
+// under the name "pre_classifier".
 struct BertForSequenceClassification : Module<BertForSequenceClassification> {
   explicit BertForSequenceClassification(BertConfig config, BertTaskOptions options = {},
                                          const SkipInit& skip = SkipInit());
@@ -79,7 +80,7 @@ struct RobertaForSequenceClassification : Module<RobertaForSequenceClassificatio
               std::source_location where = std::source_location::current());
 };
 
-// Logits (B, T, num_classes) of every position. The body is called bert_body_name(config).
+// A classifier of tokens: logits (B, T, num_classes) of every position. The body is called bert_body_name(config).
 struct BertForTokenClassification : Module<BertForTokenClassification> {
   explicit BertForTokenClassification(BertConfig config, BertTaskOptions options = {},
                                       const SkipInit& skip = SkipInit());
@@ -89,7 +90,7 @@ struct BertForTokenClassification : Module<BertForTokenClassification> {
   Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
   Linear classifier = child("classifier", config.n_embd, config.num_classes);
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
+  // Returns the mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };
@@ -112,7 +113,8 @@ struct BertForMaskedLM : Module<BertForMaskedLM> {
   BertModel bert = child(bert_body_name(config), config, /*has_pooler=*/false);
   BertMaskedHead head = child("head", config);
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
-  // Mean cross-entropy in nats of targets i64 (B, T): the token that was masked, and -100, which is ignored, elsewhere.
+  // Returns the mean cross-entropy in nats of targets i64 (B, T): the tokens that were masked, and -100, which is
+  // ignored, at all other positions.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

@@ -30,11 +30,11 @@ struct GPT2Config {
   // loss() computes logits in chunks if they have more elements than this, in training and evaluation.
   int64_t whole_logits = kWholeLogits;
   int64_t n_inner = 0;                                // hidden units of each MLP; 0: 4 n_embd
-  std::optional<double> attn_dropout = std::nullopt;  // of the attention weights; nullopt: dropout
-  std::optional<double> embd_dropout = std::nullopt;  // of the embeddings; nullopt: dropout
+  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights; nullopt: dropout
+  std::optional<double> embd_dropout = std::nullopt;  // for the embeddings; nullopt: dropout
   double norm_eps = 1e-5;
   ops::GeluKind gelu = ops::GeluKind::kTanh;
-  // Each block attends to an encoder's output, too, n_embd wide: transformers' add_cross_attention.
+  // Each block also attends to an encoder's output, whose width is n_embd: transformers' add_cross_attention.
   bool cross_attention = false;
 };
 
@@ -64,11 +64,11 @@ struct GPT2 : Module<GPT2>, CausalLM {
   // (B, T), true = a real token: no token sees padding; not together with positions. The results of a token that sees
   // nothing have no meaning.
   Tensor forward(const Tensor& idx, const Tensor& positions = {}, const Tensor& encoded = {}, const Tensor& mask = {});
-  // The input of the output layer, after ln_f: (B, T) -> (B, T, C).
+  // Returns the input of the output layer, after ln_f: (B, T) -> (B, T, C).
   Tensor features(const Tensor& idx, const Tensor& positions = {}, const Tensor& encoded = {}, const Tensor& mask = {});
-  // The mean cross-entropy in nats. targets i64 (B, T); positions with target -100 are ignored.
+  // Returns the mean cross-entropy in nats. targets i64 (B, T); positions with target -100 are ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
-  // The same for packed rows (see forward): the mean over the targets of all sequences, which do not see each other.
+  // As above, for packed rows (see forward): the mean over the targets of all sequences, which do not see each other.
   Tensor loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
               std::source_location where = std::source_location::current());
 
@@ -77,7 +77,7 @@ struct GPT2 : Module<GPT2>, CausalLM {
   KVCacheOptions cache_options() const override;
   Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) override;
   Tensor head(const Tensor& features) override;
-  // nn::generate() for prompts of one length: appends max_new_tokens sampled tokens to each row of idx (B, T) ->
+  // Runs nn::generate() for prompts of one length: appends max_new_tokens sampled tokens to each row of idx (B, T) ->
   // (B, T + max_new_tokens). The model sees the last block_size tokens. temperature 0 takes the most likely token.
   // top_k 0 samples from all tokens. A null generator is the default one (random.h).
   Tensor generate(const Tensor& idx, int64_t max_new_tokens, double temperature = 1.0, int64_t top_k = 0,

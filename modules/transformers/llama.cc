@@ -232,7 +232,7 @@ Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_locatio
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, const Tensor& positions, std::source_location where) {
   const auto logits = [&] { return positions.defined() ? (*this)({idx, where}, positions) : (*this)({idx, where}); };
   const auto below = [&] { return positions.defined() ? model(idx, positions) : model(idx); };
-  // A hook on the output layer runs only if its forward is called, which makes whole logits.
+  // A hook on the output layer runs only if its forward is called, and forward makes all logits at once.
   const int64_t whole = !lm_head.is_plain() ? std::numeric_limits<int64_t>::max() : config.whole_logits;
   return NextTokenLoss{*this, lm_head.weight, whole, logits, below}(idx, targets, where);
 }

@@ -29,11 +29,11 @@ struct SwiGLU : Module<SwiGLU> {
 
 struct GroupedQueryAttentionOptions {
   bool causal = true;
-  bool bias = false;                          // of the projections
-  std::optional<bool> o_bias = std::nullopt;  // of o_proj, if it differs
+  bool bias = false;                          // the projections have a bias
+  std::optional<bool> o_bias = std::nullopt;  // o_proj has a bias; nullopt: as `bias`
   int64_t head_dim = 0;                       // D; 0: n_embd / n_head
   bool qk_norm = false;                       // RMSNorm over D of queries and keys, before their rotation (Qwen 3)
-  double norm_eps = 1e-6;                     // of qk_norm
+  double norm_eps = 1e-6;                     // eps of q_norm and k_norm
   int64_t window = 0;  // sliding window: a token sees the last `window` tokens, itself included; 0: all
 };
 // n_head heads of queries share n_kv_head heads of keys and values: query head h reads head h / (n_head / n_kv_head).
@@ -81,18 +81,18 @@ struct LlamaConfig {
   std::optional<int64_t> padding_idx = std::nullopt;  // embed_tokens gives this token's row no gradient
 
   int64_t rotary_dim() const { return head_dim > 0 ? head_dim : n_embd / n_head; }
-  // The longest sequence, in tokens: block_size, or more if rope_scaling stretches the positions.
+  // Returns the length of the longest sequence, in tokens: block_size, or more if rope_scaling stretches the positions.
   int64_t max_length() const { return rope_scaling.max_length(block_size); }
   // True if the rates of rotary positions depend on the length of the sequence.
   bool rates_depend_on_length() const { return rope_scaling.kind == RopeScaling::Kind::kDynamic; }
-  // The sliding window of one layer, in tokens. 0: the layer sees everything.
+  // Returns the sliding window of one layer, in tokens. 0: the layer sees everything.
   int64_t window(int64_t layer) const {
     return window_layers.empty() || window_layers.at(static_cast<size_t>(layer)) ? sliding_window : 0;
   }
 };
 
-// Tables for positions start .. start + T - 1 (T, D/2), with the config's base and scaling. `length`: of the whole
-// sequence; 0: start + T.
+// Returns the tables for positions start .. start + T - 1 (T, D/2), with the config's base and scaling. `length`: the
+// length of the whole sequence; 0: start + T.
 ops::RotaryTables rotary_tables(const LlamaConfig& config, int64_t T, int64_t start = 0, TensorOptions options = {},
                                 int64_t length = 0);
 
@@ -126,11 +126,11 @@ struct Llama : Module<Llama>, CausalLM {
     Tensor forward(const Tensor& idx, KVCache::Pass& pass);
 
    private:
-    // The angles of positions 0 to T - 1, in the dtype in which x is computed.
+    // Returns the tables for positions 0 to T - 1, in the dtype in which x is computed.
     const ops::RotaryTables& tables(int64_t T, const Tensor& x);
-    // The angles of the new tokens of a pass: (B T, D/2).
+    // Returns the tables for the new tokens of a pass: (B T, D/2).
     ops::RotaryTables tables(KVCache::Pass& pass, const Tensor& x);
-    ops::RotaryTables tables_;  // of the last length and dtype
+    ops::RotaryTables tables_;  // cache: the tables of the last T and dtype
   };
 
   LlamaConfig config;
@@ -141,9 +141,9 @@ struct Llama : Module<Llama>, CausalLM {
   // row, each with positions from 0, do not see each other (first_keys() in attention.h). Undefined: each row is one
   // sequence.
   Tensor forward(const Tensor& idx, const Tensor& positions = {});
-  // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
+  // Returns the mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
-  // The same for packed rows (see forward): the mean over the targets of all sequences, which do not see each other.
+  // As above, for packed rows (see forward): the mean over the targets of all sequences, which do not see each other.
   Tensor loss(const Tensor& idx, const Tensor& targets, const Tensor& positions,
               std::source_location where = std::source_location::current());
 

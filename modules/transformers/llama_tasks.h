@@ -19,8 +19,8 @@ struct LlamaTaskOptions {
   uint64_t seed = 0;
 };
 
-// Logits (B, num_classes) of each row's last token that is not config.padding_idx; of its first token if all are. This
-// is transformers' rule: the mask only restricts attention.
+// A classifier of sequences: logits (B, num_classes) of each row's last token that is not config.padding_idx, or of its
+// first token if all tokens are padding. This is transformers' rule: the mask only restricts attention.
 struct LlamaForSequenceClassification : Module<LlamaForSequenceClassification> {
   explicit LlamaForSequenceClassification(LlamaConfig config, LlamaTaskOptions options = {},
                                           const SkipInit& skip = SkipInit());

@@ -65,7 +65,7 @@ Tensor VisionEncoderDecoder::loss(const Tensor& pixel_values, const Tensor& labe
   const auto logits = [&] { return (*this)({pixel_values, where}, idx); };
   GPT2& writer = decoder.current();
   const auto below = [&] { return writer.features(idx, Tensor(), encode({pixel_values, where})); };
-  // A hook on the decoder, too, runs only if the decoder's forward is called.
+  // A hook on the decoder, like one on this model, runs only if the forward of its module is called.
   const ModuleBase& hooked = is_plain() ? static_cast<const ModuleBase&>(writer) : *this;
   return NextTokenLoss{hooked, writer.wte.weight, writer.config.whole_logits, logits, below}(idx, labels, where);
 }

@@ -43,8 +43,8 @@ struct VisionEncoderDecoder : Module<VisionEncoderDecoder> {
   ViT encoder;
   std::unique_ptr<Linear> enc_to_dec_proj;  // null if encoder and decoder have one width
   GPT2 decoder;
-  // (C, C) and (C) of the encoder's width: the pooler of transformers' ViT, on which no text depends. Files hold it, so
-  // it is kept, as buffers that are not trained.
+  // The pooler of transformers' ViT: (C, C) and (C), where C is the encoder's width. No text depends on the pooler. It
+  // is kept in buffers, which are not trained, because files hold it.
   Tensor &pooler_weight, &pooler_bias;
 
   // pixel_values (B, channels, image_size, image_size), decoder_input_ids i64 (B, T) -> logits (B, T, V).
@@ -53,12 +53,12 @@ struct VisionEncoderDecoder : Module<VisionEncoderDecoder> {
                  const Tensor& decoder_attention_mask = {});
   // Returns what the decoder attends to: (B, patches + 1, width of the decoder).
   Tensor encode(TensorArg pixel_values);
-  // The mean cross-entropy in nats of labels i64 (B, T); -100 is ignored. Pass the labels without a shift: loss()
-  // shifts them.
+  // Returns the mean cross-entropy in nats of labels i64 (B, T); -100 is ignored. Pass the labels without a shift:
+  // loss() shifts them.
   Tensor loss(const Tensor& pixel_values, const Tensor& labels,
               std::source_location where = std::source_location::current());
-  // nn::generate() from the start token, a text for each image. eos_token_ids end texts, beside options.stop_tokens.
-  // The encoder runs once, in evaluation mode and without gradients.
+  // Runs nn::generate() from the start token, and returns a text for each image. eos_token_ids end texts, beside
+  // options.stop_tokens. The encoder runs once, in evaluation mode and without gradients.
   std::vector<Generation> generate(TensorArg pixel_values, GenerationOptions options = {});
 };
 

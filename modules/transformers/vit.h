@@ -21,8 +21,8 @@ struct ViTConfig {
   int64_t n_head = 12;
   int64_t n_embd = 768;
   int64_t num_classes = 1000;                              // 0: no classifier, for an encoder
-  std::optional<ProblemType> problem_type = std::nullopt;  // which loss the model has
-  double dropout = 0;                                      // of the embeddings and of what each half of a block adds
+  std::optional<ProblemType> problem_type = std::nullopt;  // chooses the loss
+  double dropout = 0;                                      // of the embeddings and of each half of a block
   double norm_eps = 1e-6;
   double attention_dropout = 0;  // of the attention weights
   int64_t n_hidden = 0;          // units of each MLP; 0: 4 n_embd
@@ -88,7 +88,7 @@ struct ViT : Module<ViT> {
 
   // images (B, channels, image_size, image_size) -> logits (B, num_classes); with num_classes = 0, features().
   Tensor forward(const Tensor& images);
-  // Every token's features, the class token first: (B, patches + 1, C).
+  // Returns every token's features, the class token first: (B, patches + 1, C).
   Tensor features(const Tensor& images);
   // Returns the mean loss of the targets; config.problem_type chooses the loss (classification_loss.h). Throws Error
   // without a classifier.

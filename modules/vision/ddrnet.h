@@ -35,7 +35,7 @@ DDRNetConfig ddrnet23(int64_t num_classes);
 struct DDRBlockOptions {
   int64_t stride = 1;
   bool bottleneck = false;  // 1x1, 3x3, 1x1 with twice the channels; otherwise 3x3, 3x3
-  bool relu = true;         // of the sum
+  bool relu = true;         // the sum goes through a ReLU
 };
 struct DDRBlock : Module<DDRBlock> {
   DDRBlock(int64_t in_channels, int64_t channels, DDRBlockOptions options);
@@ -56,8 +56,8 @@ struct NormReLUConv : Module<NormReLUConv> {
 // DAPPM: means over windows of five sizes, each added to the next larger one.
 struct DeepPyramidPooling : Module<DeepPyramidPooling> {
   DeepPyramidPooling(int64_t in_channels, int64_t branch_channels, int64_t out_channels);
-  ModuleList<NormReLUConv> scales;     // 5
-  ModuleList<NormReLUConv> processes;  // 4
+  ModuleList<NormReLUConv> scales;     // one for each of the five windows
+  ModuleList<NormReLUConv> processes;  // one for each window but the smallest
   NormReLUConv compression, shortcut;
   Tensor forward(const Tensor& x);  // (B, in, H, W) -> (B, out, H, W)
 };
@@ -81,7 +81,7 @@ struct DDRNet : Module<DDRNet> {
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
-  // The loss of the head, plus extra_weight times that of the extra head, of targets i64 or i32 (B, H, W).
+  // Returns the loss of the head, plus extra_weight times the loss of the extra head, for targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);
   // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,

@@ -19,7 +19,7 @@ namespace rondo::nn {
 // The defaults are PP-LiteSeg-T.
 struct PPLiteSegConfig {
   STDCConfig encoder = {};
-  std::vector<int64_t> decoder = {32, 64, 128};  // channels with 1/8, 1/16 and 1/32 of the size
+  std::vector<int64_t> decoder = {32, 64, 128};  // channels at 1/8, 1/16 and 1/32 of the image's size
   int64_t pyramid = 128;                         // channels of the pooled features
   std::vector<int64_t> bins = {1, 2, 4};         // sizes of the pooled features
   int64_t head = 64;                             // channels inside a head
@@ -50,12 +50,12 @@ struct PPLiteSeg : Module<PPLiteSeg> {
   PPLiteSegConfig config;
   STDCBackbone encoder;
   SimplePyramidPooling pooling;
-  ModuleList<UnifiedAttentionFusion> fusions;  // with 1/8, 1/16 and 1/32 of the size
-  ModuleList<SegmentationHead> heads;          // for the same three sizes; the last two are for training only
+  ModuleList<UnifiedAttentionFusion> fusions;  // one for each of 1/8, 1/16 and 1/32 of the size
+  ModuleList<SegmentationHead> heads;          // one for each of these sizes; the last two are for training only
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
-  // The losses of the three heads, summed, of targets i64 or i32 (B, H, W).
+  // Returns the sum of the losses of the three heads, for targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);
   // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,

@@ -33,7 +33,7 @@ struct ResNetConfig {
   // (Xie et al., 2017) has several groups; wide networks (Zagoruyko and Komodakis, 2016) have more channels.
   int64_t groups = 1;
   int64_t width_per_group = 64;
-  std::optional<ProblemType> problem_type = std::nullopt;  // which loss the model has
+  std::optional<ProblemType> problem_type = std::nullopt;  // chooses the loss
 };
 ResNetConfig resnet18();
 ResNetConfig resnet34();

@@ -34,10 +34,10 @@ struct SegformerConfig {
   int64_t decoder_hidden_size = 256;
   int64_t num_classes = 150;
   int64_t ignore_index = kIgnoredClass;
-  double dropout = 0;            // of what each half of a block adds, and inside its MLP
+  double dropout = 0;            // of each half of a block, and inside its MLP
   double attention_dropout = 0;  // of the attention weights
   double classifier_dropout = 0.1;
-  double drop_path = 0.1;  // of the last block; rises linearly from 0 at the first block
+  double drop_path = 0.1;  // probability for the last block; rises linearly from 0 at the first block
   ops::GeluKind gelu = ops::GeluKind::kErf;
 };
 
@@ -56,7 +56,7 @@ struct SegformerSelfAttention : Module<SegformerSelfAttention> {
   double attention_dropout;
   Linear query, key, value;
   std::unique_ptr<Conv2d> sr;             // null where the ratio is 1
-  std::unique_ptr<LayerNorm> layer_norm;  // of the smaller feature map
+  std::unique_ptr<LayerNorm> layer_norm;  // normalises the smaller feature map
   Tensor forward(const Tensor& x);        // (B, H, W, C) -> (B, H, W, C)
 };
 
@@ -129,7 +129,8 @@ struct SegformerDecodeHead : Module<SegformerDecodeHead> {
   BatchNorm2d batch_norm;
   Dropout dropout;
   Conv2d classifier;
-  // `features`: of all stages of the encoder. `first`: of the first stage; logits (B, num_classes, h, w) get its size.
+  // Returns logits (B, num_classes, h, w) in the size of `first`, the features of the first stage. `features`: the
+  // features of all stages of the encoder.
   Tensor forward(const Tensor& first, const std::vector<Tensor>& features);
 };
 
@@ -141,7 +142,7 @@ struct SegformerForSemanticSegmentation : Module<SegformerForSemanticSegmentatio
   SegformerDecodeHead decode_head;
   // images (B, channels, H, W) -> logits (B, num_classes, H / 4, W / 4), rounded up.
   Tensor forward(const Tensor& images);
-  // segmentation_loss() of the logits, interpolated to the size of the targets i64 or i32 (B, H, W).
+  // Returns segmentation_loss() of the logits, interpolated to the size of the targets i64 or i32 (B, H, W).
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

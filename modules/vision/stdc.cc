@@ -140,10 +140,10 @@ Tensor detail_targets(const Tensor& targets) {
   const Tensor laplacian = Tensor::from(std::vector<float>{-1, -1, -1, -1, 8, -1, -1, -1, -1}, {1, 1, 3, 3},
                                         targets.device());
   Tensor sum;
-  double weight = 0.6;  // of strides 1, 2, 4: 0.6, 0.3, 0.1
+  double weight = 0.6;  // the weights of strides 1, 2, 4: 0.6, 0.3, 0.1
   for (const int64_t stride : {1, 2, 4}) {
     const Tensor edges = ops::conv2d(classes, laplacian, {}, {.stride = stride, .padding = 1});
-    const Tensor is_edge = ops::greater(edges, 0.1).to(kF32);  // negative ones do not count
+    const Tensor is_edge = ops::greater(edges, 0.1).to(kF32);  // negative edges do not count
     const Tensor part = ops::interpolate(is_edge, {H, W}) * weight;
     sum = sum.defined() ? sum + part : part;
     weight = stride == 1 ? 0.3 : 0.1;

@@ -40,7 +40,7 @@ struct STDCBackbone : Module<STDCBackbone> {
   explicit STDCBackbone(const STDCConfig& config);
   ConvNormReLU stem1, stem2;
   ModuleList<STDCBlock> stage8, stage16, stage32;
-  // Features with 1/8, 1/16 and 1/32 of the size. H and W are multiples of 32.
+  // Returns the features with 1/8, 1/16 and 1/32 of the size. H and W are multiples of 32.
   std::array<Tensor, 3> forward(const Tensor& images);
 };
 
@@ -88,8 +88,8 @@ struct STDCSeg : Module<STDCSeg> {
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
-  // The losses of the three heads and of the detail head, summed, of targets i64 or i32 (B, H, W). The last two heads
-  // and `detail` are for training only.
+  // Returns the sum of the losses of the three heads and of the detail head, for targets i64 or i32 (B, H, W). The
+  // heads conv_out16, conv_out32 and `detail` are for training only.
   Tensor forward(const Tensor& images, const Tensor& targets);
   // As forward(images, targets), but through a call of the model, so that it runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,
@@ -106,7 +106,8 @@ struct STDCSeg : Module<STDCSeg> {
 // W). Takes Laplacians of the classes at strides 1, 2 and 4, adds them with weights, and applies a threshold of 0.1
 // before and after the sum.
 Tensor detail_targets(const Tensor& targets);
-// Binary cross-entropy plus the dice loss of logits (B, 1, h, w) that are interpolated to the size of the targets.
+// Returns binary cross-entropy plus the dice loss of logits (B, 1, h, w) that are interpolated to the size of the
+// targets.
 Tensor detail_loss(const Tensor& logits, const Tensor& targets);
 
 }  // namespace rondo::nn

@@ -13,7 +13,7 @@ namespace {
 
 class AccumulateNode final : public Node {
  public:
-  // The highest sequence: the node runs as soon as the leaf's last gradient has arrived.
+  // The node has the highest sequence, so it runs as soon as the leaf's last gradient has arrived.
   AccumulateNode(const Tensor& leaf, std::shared_ptr<GradSlot> slot)
       : Node(UINT64_MAX), sizes_(leaf.sizes()), dtype_(leaf.dtype()), device_(leaf.device()), slot_(std::move(slot)) {}
   const char* name() const override { return "accumulate"; }
@@ -147,7 +147,7 @@ Tensor gradient_home(const Node& leaf) {
 
 void end_graphs_of_leaf(const Tensor& leaf, const std::string& error) {
   AutogradMeta* meta = leaf.impl()->autograd.get();
-  if (meta == nullptr || meta->accumulator.expired()) return;  // no graph leads to it
+  if (meta == nullptr || meta->accumulator.expired()) return;  // no graph leads to the leaf
   auto next = std::make_shared<GradSlot>(*meta->slot);
   *meta->slot = {};
   meta->slot->hooks.push_back({-1, [error](const Tensor&) -> Tensor { throw Error(error); }});
@@ -163,7 +163,7 @@ void LeafNotes::note(const Tensor& operand) {
   if (!operand.defined() || !operand.requires_grad()) return;
   const auto is_operand = [&](const Tensor& tensor) { return tensor.defined() && tensor.is_same(operand); };
   if (!operand.is_leaf()) {
-    const AutogradMeta* const meta = operand.impl()->autograd.get();  // null: the tensor is only recorded
+    const AutogradMeta* const meta = operand.impl()->autograd.get();  // null: its op is only recorded
     const Node* const made_by = meta != nullptr ? meta->grad_fn.get() : nullptr;
     if (made_by != nullptr && made_by->sequence < node_.sequence &&
         std::none_of(inputs_.begin(), inputs_.end(), is_operand))

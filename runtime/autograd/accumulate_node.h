@@ -32,7 +32,7 @@ class GradientParts {
   // Called after the sum so far was added to .grad because wants_part() returned true.
   virtual void part_added() = 0;
   // Offers a contribution as rows (..., C), to be added to the rows of the leaf (V, C) that `indices` (...) name.
-  // False: refused; the contribution then arrives as a dense gradient.
+  // Returns false if the averager does not take the rows; the contribution then arrives as a dense gradient.
   virtual bool take_rows(const Tensor& rows, const Tensor& indices) = 0;
 };
 
@@ -47,9 +47,10 @@ class GradientHome {
   ~GradientHome();  // the leaf then has no home
   GradientHome(const GradientHome&) = delete;
   GradientHome& operator=(const GradientHome&) = delete;
-  // `home`: dense, with the shape, dtype and device of the leaf. An undefined tensor removes the home.
+  // Sets the home, or removes it if `home` is undefined. `home`: dense, with the shape, dtype and device of the leaf.
   void set(Tensor home);
-  // Null: the gradient comes in one part. `parts` must outlive this object.
+  // Sets what receives the leaf's gradient in parts. Null: the gradient comes in one part. `parts` must outlive this
+  // object.
   void set_parts(GradientParts* parts);
 
  private:
@@ -67,8 +68,8 @@ void end_graphs_of_leaf(const Tensor& leaf, const std::string& error);
 // learns from it which leaves its function captures.
 class LeafNotes {
  public:
-  // `inputs`: those of the checkpoint `node`. note() refuses any other tensor that requires grad and was computed
-  // before the checkpoint.
+  // `inputs`: the inputs of the checkpoint `node`. For any other tensor that requires grad and was computed before the
+  // checkpoint, note() throws Error.
   LeafNotes(const Node& node, std::span<const Tensor> inputs);
   ~LeafNotes();
   LeafNotes(const LeafNotes&) = delete;
@@ -76,7 +77,7 @@ class LeafNotes {
   static LeafNotes* now();  // null: none is in scope
   // Throws Error for a tensor that the checkpoint's function has to get as an input.
   void note(const Tensor& operand);
-  const std::vector<Tensor>& leaves() const { return leaves_; }  // each once
+  const std::vector<Tensor>& leaves() const { return leaves_; }  // each leaf once
 
  private:
   LeafNotes* previous_;
@@ -85,17 +86,17 @@ class LeafNotes {
   std::vector<Tensor> leaves_;
 };
 
-// ---- For backward()
+// ---- Functions that backward() calls
 
 bool has_hooks(const Node& leaf);
-// Null while gradients of the leaf must not come in parts.
+// Returns the leaf's GradientParts, or null while gradients of the leaf must not come in parts.
 GradientParts* parts_of(const Node& leaf);
 bool has_callbacks(const Node& leaf);
 // Called when a contribution has arrived at `leaf` and more will follow. `total`: the sum so far. If the leaf's
-// GradientParts wants it, moves it to .grad and returns true.
+// GradientParts wants the sum, moves it to .grad and returns true.
 bool offer_part(Node& leaf, Tensor& total);
-// Tells the leaf's GradientParts, if it wants parts, that a contribution has been added to .grad. For a contribution
-// that did not go through offer_part().
+// Calls part_added() of the leaf's GradientParts if its wants_part() returns true. Call this after a contribution that
+// did not go through offer_part() was added to .grad.
 void notify_part_added(Node& leaf);
 // Runs the callbacks of on_accumulated(). REQUIRES: the leaf's whole gradient is in .grad.
 void run_accumulated_callbacks(Node& leaf);

@@ -124,7 +124,7 @@ class CheckpointNode final : public Node {
   size_t n_inputs_ = 0;
 };
 
-// True if `view` looks into a parameter or one of `inputs`.
+// True if `view` is a view of a tensor that requires grad, such as a parameter, or of one of `inputs`.
 bool views_any_of(const Tensor& view, std::span<const Tensor> inputs) {
   const AutogradMeta& meta = *view.impl()->autograd;
   return (meta.base.defined() && meta.base.requires_grad()) ||

@@ -44,7 +44,7 @@ Tensor readable(const Tensor& tensor) {
   return tensor.contiguous().to(kCPU);
 }
 
-// Returns the index of the first value of this kind, as text.
+// Returns the index of the first value of kind `kind` (NaN or infinity), as text such as "[3]".
 std::string first_of(const Tensor& tensor, Worst kind) {
   const Tensor dense = readable(tensor);
   int64_t at = 0;

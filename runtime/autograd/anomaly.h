@@ -34,7 +34,7 @@ class DetectAnomaly {
   DetectAnomaly& operator=(const DetectAnomaly&) = delete;
 
  private:
-  bool in_scope_, detecting_;  // of the outer scope
+  bool in_scope_, detecting_;  // the flags of the outer scope, restored at the end
 };
 
 bool detecting_anomaly();

@@ -10,9 +10,9 @@
 
 namespace rondo::anomaly {
 
-// Read on every call, so not behind a function.
-extern constinit thread_local bool in_scope;   // inside of a DetectAnomaly
-extern constinit thread_local bool detecting;  // ... and not inside of an op that is checked as a whole
+// Every call of an op reads these flags. So they are variables: a function call would cost more.
+extern constinit thread_local bool in_scope;   // true in a DetectAnomaly scope
+extern constinit thread_local bool detecting;  // the same, but false inside of an op that is checked as a whole
 
 // The worst value that a tensor holds.
 enum class Worst : uint8_t { kFinite, kInfinity, kNaN };
@@ -29,15 +29,15 @@ class Check {
   void operand(std::string_view name, const Tensor& tensor);
   void operand(std::string_view name, double value);
   // Throws Error if `result` holds a NaN, or an infinity although every operand was finite. `statistic`: the result is
-  // one that the op keeps for its gradient. There an infinity has a meaning (a row of attention without any key) and is
-  // no error. The message is "who: what, f32[8], has a NaN, first at [3]; <operands> (location)".
+  // one that the op keeps for its gradient. An infinity in a statistic has a meaning (a row of attention without any
+  // key) and is no error. The message is "who: what, f32[8], has a NaN, first at [3]; <operands> (location)".
   void result(std::string_view who, std::string_view what, const Tensor& result,
               absl::FunctionRef<std::string()> location, bool statistic = false) const;
 
  private:
   bool outer_;
   Worst worst_ = Worst::kFinite;
-  std::string operands_;  // those that are not finite
+  std::string operands_;  // describes the operands that are not finite
 };
 
 // Runs a call of `op` and checks its results. `run` writes them. For an in-place call, `outputs` holds the operand that

@@ -24,7 +24,7 @@ namespace {
 class Backward;
 thread_local Backward* innermost = nullptr;  // the innermost backward that runs on this thread
 
-// One run of the tape.
+// One run of backward() or grad() over the tape.
 class Backward {
  public:
   Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {
@@ -49,7 +49,7 @@ class Backward {
       task->second.partly_delivered = true;
   }
 
-  // Note [Early leaf gradients]
+  // Completes the leaf's gradient early: Note [Early leaf gradients]. `grad`: the running node's contribution.
   void complete_leaf(const Node& node, Tensor grad) {
     Node* const leaf = const_cast<Node*>(&node);
     Task& task = tasks_[leaf];
@@ -160,7 +160,7 @@ class Backward {
     // Leaves only: a contribution went to .grad or to GradientParts, and is not in `grads`.
     bool partly_delivered = false;
     bool completed = false;  // leaves only: Note [Early leaf gradients]
-    bool counted = false;    // its edges are counted in `waiting` of the nodes that they lead to
+    bool counted = false;    // true once the node's edges are counted in `waiting` of the nodes that they lead to
   };
   struct LaterFirst {
     bool operator()(const Node* a, const Node* b) const {
@@ -190,7 +190,8 @@ class Backward {
     return nullptr;
   }
 
-  // Where a gradient that flows along `edge` arrives in this backward: Note [Replaced nodes]. REQUIRES: edge.node.
+  // Returns the edge at which a gradient that flows along `edge` arrives in this backward: Note [Replaced nodes].
+  // REQUIRES: edge.node is not null.
   const Edge& target(const Edge& edge) const {
     return !edge.node->replaced || tasks_.contains(edge.node.get()) ? edge : edge.node->successor(edge.output);
   }
@@ -269,7 +270,7 @@ class Backward {
     const auto at = leads_.find(node);
     return at == leads_.end() ? needed_.contains(node) : at->second[static_cast<size_t>(output)];
   }
-  // For a node that runs its hooks itself: captures gradients by one more hook.
+  // Captures gradients of a node that runs its hooks itself: adds one more hook to each requested output.
   static constexpr int64_t kCapture = -1;
   static void watch(Node& node, std::span<const std::pair<int, size_t>> outputs, std::vector<Tensor>& captured) {
     for (auto [output, index] : outputs)
@@ -281,7 +282,7 @@ class Backward {
   static void unwatch(Node& node, std::span<const std::pair<int, size_t>> outputs) {
     const auto is_capture = [](const Hook& hook) { return hook.id == kCapture; };
     for (Node::OutputExtras& extra : node.extras) std::erase_if(extra.hooks, is_capture);
-    for (auto [output, index] : outputs) std::erase_if(node.extras_of(output).hooks, is_capture);  // if it was replaced
+    for (auto [output, index] : outputs) std::erase_if(node.extras_of(output).hooks, is_capture);  // if replaced
   }
 
   // Finds the nodes from which a captured edge can be reached. No other node runs.
@@ -320,7 +321,7 @@ class Backward {
   HashMap<Node*, Task> tasks_;
   HashMap<const Node*, std::vector<std::pair<int, size_t>>> captures_;
   HashSet<const Node*> needed_;
-  HashMap<const Node*, std::vector<bool>> leads_;  // Node::leads_to
+  HashMap<const Node*, std::vector<bool>> leads_;  // the results of Node::leads_to()
 };
 
 // Gives each root its gradient. Returns the root's gradient, which is 1, if there is one root and `grads` does not have
@@ -368,7 +369,7 @@ Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const 
 }
 
 thread_local Node* rows_of = nullptr;
-thread_local GradientParts* rows_to = nullptr;  // used if rows_of is null
+thread_local GradientParts* rows_to = nullptr;  // takes the rows if rows_of is null
 
 }  // namespace
 

@@ -62,7 +62,8 @@ Tensor apart_from_grads(Tensor gradient) {
   return gradient.storage().purpose() == Purpose::kGradients ? gradient.clone() : std::move(gradient);
 }
 
-// The node and its gradient rule both hold the handle, so handles say nothing: only holders of the memory are counted.
+// The node and its gradient rule both hold the handle, so counting handles says
+// nothing. Only the holders of the memory are counted.
 bool may_overwrite_saved(const Tensor& saved) {
   return last_read && active_recorder() == nullptr && owns_memory_alone(saved);
 }

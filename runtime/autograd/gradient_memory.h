@@ -30,7 +30,7 @@ bool may_add_slices_in_place(const Tensor& gradient);
 bool may_become_grad(const Tensor& gradient);
 
 // Returns `gradient`, or a copy if it is the .grad of a leaf: backward() adds to .grad in place, and that must not
-// change a gradient that is still on the tape. For gradients that come from the user.
+// change a gradient that is still on the tape. Call this for gradients that come from the user.
 Tensor apart_from_grads(Tensor gradient);
 
 // True if a gradient rule may write its result over `saved`, a tensor that its node saved. Only the last backward

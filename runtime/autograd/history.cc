@@ -66,7 +66,8 @@ void change_history(AutogradMeta& meta, std::shared_ptr<Node> node, int output) 
   meta.output = output;
 }
 
-// The two nodes below write gradients in ways that the tape does not see: a second derivative would be wrong.
+// Throws Error under create_graph: the two nodes below write gradients in ways that the tape does not see, so a second
+// derivative would be wrong.
 void refuse_second_derivative() {
   if (grad_enabled())
     throw Error(
@@ -84,7 +85,7 @@ struct ViewGeometry {
   Tensor look(const Tensor& base) const {
     return Tensor::over(base.storage(), base.storage_offset() + offset, sizes, strides, base.dtype());
   }
-  // Zeros of the base's layout, gaps included.
+  // Returns zeros in the base's layout, including the gaps between its elements.
   Tensor zeros(TensorOptions options) const {
     int64_t extent = base_sizes.numel() == 0 ? 0 : 1;
     for (int d = 0; d < base_sizes.rank() && extent > 0; ++d) extent += (base_sizes[d] - 1) * base_strides[d];

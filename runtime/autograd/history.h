@@ -47,7 +47,8 @@ void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output,
 
 // Like set_history(), for a tensor that no recording has made or read.
 void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
-// Like put_history(), for a tensor that `node` has overwritten. If it is a view, its base gets a new history, too.
+// Like put_history(), for a tensor that `node` has overwritten. If `target` is a view, its base gets a new history,
+// too.
 void put_history_of_write(Tensor& target, std::shared_ptr<Node> node);
 // Throws Error if `target` must not be overwritten: two of its elements share memory, or the write would make a
 // gradient wrong. `differentiable`: a gradient passes through the write.

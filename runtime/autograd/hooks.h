@@ -13,11 +13,11 @@ namespace rondo::autograd {
 // Runs the hooks in order. Each may replace `grad`.
 void run_hooks(std::vector<Hook> hooks, Tensor& grad);
 
-// Runs the hooks of `node`'s outputs on their complete gradients. A hook may replace a gradient. Then retains what
-// retain_grad() asked for.
+// Runs the hooks of `node`'s outputs on their complete gradients. A hook may replace a gradient. Then adds
+// to the gradients that retain_grad() requested.
 void apply_extras(Node& node, std::span<Tensor> grads);
 
-// Adds `grad` to the retained gradient. The first one is copied, so that nothing else shares its memory.
+// Adds `grad` to the retained gradient of `slot`. The first gradient is copied, so that nothing else shares its memory.
 void retain(GradSlot& slot, const Tensor& grad);
 
 }  // namespace rondo::autograd

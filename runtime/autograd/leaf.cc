@@ -13,7 +13,7 @@ int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {
   if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
     throw Error("on_accumulated: the tensor is not a leaf that requires a gradient");
   if (!fn) throw Error("on_accumulated: the function is empty");
-  accumulator_of(leaf);  // makes the slot
+  accumulator_of(leaf);  // makes the leaf's GradSlot
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
   leaf.impl()->autograd->slot->accumulated.emplace_back(id, std::move(fn));
@@ -27,7 +27,7 @@ void remove_on_accumulated(const Tensor& leaf, int64_t id) {
 void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener) {
   if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
     throw Error(absl::StrCat(who, ": the tensor is not a leaf that requires a gradient"));
-  accumulator_of(leaf);  // makes the slot
+  accumulator_of(leaf);  // makes the leaf's GradSlot
   const char*& owner = leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)];
   if (owner != nullptr)
     throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));

@@ -21,7 +21,7 @@ void remove_on_accumulated(const Tensor& leaf, int64_t id);
 void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener = nullptr);
 void unclaim_gradient(const Tensor& leaf, GradientClaim claim);
 const char* gradient_claim(const Tensor& leaf, GradientClaim claim);  // the owner; null if there is none
-UpdateListener* update_listener(const Tensor& leaf);                  // that of the averager; null if there is none
+UpdateListener* update_listener(const Tensor& leaf);                  // the averager's listener, or null
 
 }  // namespace rondo::autograd
 #pragma GCC visibility pop

@@ -40,20 +40,20 @@ class UpdateListener;
 // The .grad of a tensor. Tape and tensor share the slot, so that backward can fill it after the tensor handle is gone.
 struct GradSlot {
   Tensor grad;
-  // Of a tensor with a history: the node that has each hook. An in-place write gives the tensor another node, and the
-  // hook stays with the old one.
+  // For a tensor with a history: the node on which hook `id` was registered. An in-place write gives the tensor another
+  // node, and the hook stays with the old one.
   struct HookPlace {
     int64_t id;
     std::weak_ptr<Node> node;
     int output;
   };
   std::vector<HookPlace> hook_places;
-  // The rest is for leaves only.
+  // The members below are for leaves only.
   std::vector<Hook> hooks;
   // Called when one backward has accumulated the leaf's whole gradient.
   std::vector<std::pair<int64_t, std::function<void()>>> accumulated;
   const char* claims[2] = {};          // the name of each GradientClaim's owner; null if it has none
-  UpdateListener* listener = nullptr;  // of the averager
+  UpdateListener* listener = nullptr;  // the averager's listener; null if there is none
 };
 
 // A leaf that waits for only one more contribution to its gradient in this backward.
@@ -74,7 +74,7 @@ class Node {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
   virtual const char* name() const = 0;
-  // " (train.cc:41, in h.3.mlp)", or "" if it is not known.
+  // Returns the place of the call that made the node, " (train.cc:41, in h.3.mlp)", or "" if it is not known.
   virtual std::string location() const { return ""; }
   // Computes the gradient of each edge. grads_out has one entry per output, undefined if no gradient reached it; the
   // node may move tensors out of it.
@@ -120,7 +120,7 @@ class Node {
     std::weak_ptr<GradSlot> retained;
   };
   std::vector<OutputExtras> extras;
-  OutputExtras& extras_of(int output);  // of a replaced node: its successor's
+  OutputExtras& extras_of(int output);  // for a replaced node: those of its successor
 
  protected:
   explicit Node(uint64_t fixed_sequence) : sequence(fixed_sequence) {}
@@ -135,14 +135,14 @@ struct AutogradMeta {
   int output = 0;                   // which output of grad_fn
   std::weak_ptr<Node> accumulator;  // leaves: the node that accumulates into `slot`
   std::shared_ptr<GradSlot> slot;   // .grad and leaf hooks
-  // Views: the tensor that this one is a view of, and the version at which grad_fn was made. See Note
-  // [Views] in history.h.
+  // Views: the tensor that this one is a view of, and the version at which grad_fn was made.
+  // See Note [Views] in history.h.
   Tensor base;
   uint32_t view_version = 0;
   bool no_grad_view = false;  // made under no_grad, or a view of such a view
 };
 
-// Grad mode of this thread. It is on by default.
+// Returns the grad mode of this thread. It is on by default.
 bool grad_enabled();
 class GradMode {
  public:

@@ -10,7 +10,7 @@ class Node;
 
 namespace rondo::autograd {
 
-// The node whose gradient rule runs on this thread; null: no rule runs.
+// Returns the node whose gradient rule runs on this thread; null: no rule runs.
 const Node* node_of_rule();
 // While in scope: the gradient rule of `node`'s op runs.
 class RuleScope {
@@ -27,8 +27,8 @@ class RuleScope {
 // While in scope, now() tells which gradients of the running node grad() needs.
 class RequestedGradients {
  public:
-  // `edges`: by edge, whether its gradient, or one that is computed from it, is requested. `outputs`: the outputs whose
-  // own gradient is requested.
+  // `edges`: for each edge, whether its gradient, or a gradient that is computed from it, is requested. `outputs`: the
+  // outputs whose own gradient is requested.
   RequestedGradients(std::vector<bool> edges, std::vector<int> outputs);
   // Requests all gradients, as backward() does.
   RequestedGradients();

@@ -1,4 +1,4 @@
-// Puts calls of ops on the tape. For dispatch/, which does so when a gradient is needed.
+// Puts calls of ops on the tape. dispatch/ calls these functions when a gradient is needed.
 #pragma once
 
 #include <span>

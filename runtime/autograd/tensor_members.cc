@@ -1,5 +1,5 @@
-// Members of Tensor that know the tape: allocation of handles, access to values from the host, gradients. The last two
-// may run a recording first.
+// Members of Tensor that know the tape: allocation of handles, access to values from the host, gradients. Access to
+// values and to gradients may first run ops that are only recorded.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/runtime/autograd/autograd.h"
@@ -18,7 +18,8 @@ namespace rondo {
 
 namespace {
 
-// Freed handles of this thread, as a list through their own memory.
+// Keeps this thread's freed handles for the next allocations. They form a linked list: each one's memory holds the
+// pointer to the next one.
 struct HandleCache {
   struct Free {
     Free* next;
@@ -74,7 +75,7 @@ void settle_gradient(const Tensor& tensor, std::source_location where) {
   const TensorImpl* impl = tensor.impl();
   if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, where);
   if (impl->autograd == nullptr || !impl->autograd->base.defined() || impl->autograd->no_grad_view) return;
-  if (impl->storage) before_read(impl->storage, where);  // a pending write would replace this history
+  if (impl->storage) before_read(impl->storage, where);  // runs a pending write, which replaces the history
   autograd::gradient_edge(tensor);
 }
 }  // namespace
@@ -186,7 +187,7 @@ bool Tensor::base_requires_grad() const {
 bool Tensor::is_leaf(std::source_location where) const {
   checked("is_leaf", where);
   if (impl_->recorder != nullptr && impl_->recorded_value >= 0) return !impl_->requires_grad;
-  const AutogradMeta* meta = impl_->autograd.get();  // Note [Views]
+  const AutogradMeta* meta = impl_->autograd.get();  // a view follows its base: Note [Views]
   return meta == nullptr || (meta->grad_fn == nullptr && (meta->no_grad_view || !base_requires_grad()));
 }
 const Tensor& Tensor::grad(std::source_location where) const {

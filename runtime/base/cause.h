@@ -31,7 +31,7 @@ class Cause {
   }
   Cause(const Cause&) = delete;
   Cause& operator=(const Cause&) = delete;
-  // "matmul, in backward of linear (train.cc:41)"
+  // Returns text such as "matmul, in backward of linear (train.cc:41)".
   static std::string describe();
 
   // Returns this thread's innermost Cause, or null. A pool thread that helps another thread adopts its Cause with

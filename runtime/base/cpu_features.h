@@ -8,8 +8,9 @@
 
 namespace rondo {
 
-// Instruction sets that compilers use without being asked: first those of x86-64, then those of aarch64. A processor
-// has features of its own architecture only. On other architectures nothing is detected and nothing is checked.
+// Instruction sets that a compiler uses by itself if its target has them: first those of x86-64, then those of aarch64.
+// A processor has features of its own architecture only. On other architectures nothing is detected and nothing is
+// checked.
 enum class CpuFeature : uint8_t {
   kSse3,
   kSsse3,
@@ -60,13 +61,14 @@ enum class CpuFeature : uint8_t {
 using CpuFeatureSet = uint64_t;
 constexpr CpuFeatureSet bit(CpuFeature feature) { return CpuFeatureSet{1} << static_cast<int>(feature); }
 
-// Features that the processor has and whose registers the system saves. For tests, RONDO_CPU_LACKS=avx512f,fma hides
-// some of them.
+// Returns the features that the processor has and whose registers the system saves. For tests,
+// RONDO_CPU_LACKS=avx512f,fma hides some of them.
 CpuFeatureSet host_cpu_features();
-// Features that the kernels were compiled for.
+// The features for which the kernels were compiled.
 extern const CpuFeatureSet kKernelCpuFeatures;
 
-// The names that LLVM uses: "avx2 avx512f", "lse sve". GCC's options have the same names, except for a few of aarch64.
+// Returns LLVM's names of the features: "avx2 avx512f", "lse sve". GCC's options have the same names, except for a few
+// features of aarch64.
 std::string names_of(CpuFeatureSet features);
 
 // Throws UnsupportedCpuError, which names what is missing, unless `host` has all that is needed.

@@ -39,7 +39,7 @@ struct Float16 {
 
 inline Float16::Float16(float value) {
 #ifdef __F16C__
-  // One hardware instruction, same rounding as the software path below.
+  // Uses one hardware instruction, which rounds as the software path below does.
   using F4 = float __attribute__((vector_size(16)));
   using S8 = short __attribute__((vector_size(16)));
   const S8 packed = __builtin_ia32_vcvtps2ph(F4{value, 0, 0, 0}, 0);
@@ -84,17 +84,18 @@ constexpr std::string_view name_of(DType t) {
   return kNames[static_cast<int>(t)];
 }
 constexpr bool is_floating(DType t) { return t <= DType::kF16; }
-// Every argument that takes indices takes these dtypes.
+// True for the dtypes of indices. Every argument that takes indices accepts both of them.
 constexpr bool is_index(DType t) { return t == DType::kI64 || t == DType::kI32; }
 constexpr bool is_low_precision(DType t) { return t == DType::kBF16 || t == DType::kF16; }
 
-// The type in which arithmetic on `t` is done: f32 for the 16-bit floats, else `t` itself.
+// Returns the dtype in which arithmetic on `t` is done: f32 for the 16-bit floats, else `t` itself.
 constexpr DType compute_dtype(DType t) { return is_low_precision(t) ? DType::kF32 : t; }
 // compute_dtype() for C++ types: float for the 16-bit floats, else T itself.
 template <class T>
 using ComputeType = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
 
-// Result type of a binary op on two tensors, as in PyTorch: a float beats any integer; bf16 with f16 gives f32.
+// Returns the result dtype of a binary op on two tensors, as in PyTorch: a float beats any integer; bf16 with f16 gives
+// f32.
 constexpr DType promote(DType a, DType b) {
   if (a == b) return a;
   if (is_floating(a) != is_floating(b)) return is_floating(a) ? a : b;

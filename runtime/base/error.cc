@@ -23,8 +23,8 @@ bool is_library_file(std::string_view file) {
   return false;
 }
 
-// is_library_file(), cached by the address of the file name, which is a literal. An unloaded plug-in may leave a stale
-// address behind; the worst outcome is a report that names the wrong frame.
+// Returns is_library_file(), cached by the address of the file name, which is a literal. An unloaded plug-in may leave
+// a stale address behind; the worst outcome is a report that names the wrong frame.
 bool is_known_library_file(const char* file) {
   struct Known {
     const char* file = nullptr;

@@ -36,8 +36,8 @@ class StaleTensorError : public Error {
 class DeviceError : public Error {
  public:
   explicit DeviceError(const std::string& what, bool lost = false) : Error(what), lost_(lost) {}
-  // The device's state is lost: every further call to it in this process fails in the same way, and the contents of its
-  // tensors are gone. Start the program again, from a checkpoint.
+  // True if the device's state is lost: every further call to it in this process fails in the same way, and the
+  // contents of its tensors are gone. Start the program again, from a checkpoint.
   bool lost() const { return lost_; }
 
  private:
@@ -86,7 +86,7 @@ class ModuleFrame {
   static inline thread_local const ModuleFrame* innermost_ = nullptr;
 };
 
-// " (train.cc:41, in h.3.mlp)": the innermost line outside Rondo's own code, and the module's path.
+// Returns " (train.cc:41, in h.3.mlp)": the innermost line outside Rondo's own code, and the module's path.
 std::string describe_location(std::source_location where);
 
 // Throws Error "op: what (file:line, in module.path)".

@@ -41,7 +41,7 @@ namespace rondo {
 class FloatingPointState {
  public:
   static FloatingPointState of_this_thread();
-  void apply() const;  // to this thread
+  void apply() const;  // sets the state of this thread
   // Calls apply() if this thread's settings differ.
   void apply_settings() const;
   bool has_default_settings() const;
@@ -86,7 +86,7 @@ class FloatingPointScope {
   }
 
  private:
-  // The slow path: the host's settings are not the default ones.
+  // The slow path of the constructor and of the destructor: the host's settings are not the default ones.
   [[gnu::cold]] void enter() noexcept;
   [[gnu::cold]] void leave() const noexcept;
 

@@ -27,7 +27,7 @@ template <class... Args> std::string formatted(const absl::FormatSpec<Args...>& 
   append_formatted(&out, format, args...);
   return out;
 }
-// "1 layer", "2 layers".
+// Returns a number with its noun: "1 layer", "2 layers".
 inline std::string counted(int64_t n, const char* noun) { return absl::StrCat(n, " ", noun, n == 1 ? "" : "s"); }
 
 }  // namespace rondo

@@ -6,7 +6,7 @@
 
 namespace rondo {
 
-// `text` with &, <, > and " escaped, for the content of an element or for a quoted attribute.
+// Returns `text` with &, <, > and " escaped, for the content of an element or for a quoted attribute.
 inline std::string html_escaped(std::string_view text) {
   std::string out;
   out.reserve(text.size());

@@ -18,12 +18,12 @@ class CallSite {
  public:
   // Copies the place of the call that this thread makes now, at `where`.
   explicit CallSite(std::source_location where);
-  // " (train.cc:41, in h.3.mlp)"
+  // Returns the place as messages show it: " (train.cc:41, in h.3.mlp)".
   std::string text() const;
 
  private:
   std::source_location where_;  // outside of Rondo
-  std::string module_;          // its path; empty outside of modules
+  std::string module_;          // the module's path; empty outside of modules
   bool known_;
 };
 

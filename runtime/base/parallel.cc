@@ -27,7 +27,7 @@
 namespace rondo {
 namespace {
 
-// ---- The setting
+// ---- The number of threads
 
 // Returns the number of threads from RONDO_NUM_THREADS or OMP_NUM_THREADS; nullopt if neither gives one.
 std::optional<int> given_threads() {
@@ -185,7 +185,7 @@ class Pool {
 
   std::atomic<bool> busy_{false}, stop_{false};
   const PieceFn* run_ = nullptr;
-  FloatingPointState settings_ = FloatingPointState::of_this_thread();  // those of the job's caller
+  FloatingPointState settings_ = FloatingPointState::of_this_thread();  // the settings of the job's caller
   std::atomic<int> ranges_used_{0};
   alignas(64) std::atomic<uint32_t> left_{0};  // pieces that are not done yet
   std::array<Range, kMaxThreads> ranges_;
@@ -219,7 +219,7 @@ class PoolOwner {
   PoolOwner() {
     pthread_atfork(nullptr, nullptr, [] {
       PoolOwner& owner = instance();
-      new (&owner.mutex_) std::mutex;  // another thread of the parent may have held it
+      new (&owner.mutex_) std::mutex;  // another thread of the parent may have held the old mutex
       owner.of_parent_ = owner.pool_.exchange(nullptr);
     });
   }

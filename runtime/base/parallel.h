@@ -33,7 +33,7 @@ int num_threads();
 // Returns one sentence for the user if a CPU quota limits the default of num_threads(), else an empty text. The library
 // itself prints nothing; programs such as train_gpt and rondorun print this.
 std::string why_fewer_threads();
-// Throws Error unless 1 <= n <= kMaxThreads.
+// Sets the number of threads of each parallel_for. Throws Error unless 1 <= n <= kMaxThreads.
 void set_num_threads(int n);
 
 // Runs fn(begin, end) over [0, n) in contiguous pieces of at least `grain`. Runs inline when one piece is enough,

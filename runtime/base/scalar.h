@@ -31,9 +31,9 @@ class Scalar {
 
   constexpr Kind kind() const { return kind_; }
   constexpr bool is_integer() const { return kind_ != Kind::kReal; }
-  // The value, rounded to a double if it is an integer beyond 2^53.
+  // Returns the value, rounded to a double if it is an integer beyond 2^53.
   constexpr SymFloat real() const { return {real_, symbol_}; }
-  // The exact value. REQUIRES: is_integer().
+  // Returns the exact value. REQUIRES: is_integer().
   constexpr int64_t integer() const { return integer_; }
   // Calls f(int64_t) or f(double).
   template <class F> constexpr decltype(auto) visit(F&& f) const {
@@ -54,7 +54,7 @@ class Scalar {
   }
   double real_;
   int64_t integer_;
-  int32_t symbol_ = -1;  // of real_
+  int32_t symbol_ = -1;  // the symbol of real_; -1: none
   Kind kind_;
 };
 
@@ -68,15 +68,15 @@ struct ScalarArg {
   std::source_location where;
 };
 
-// The result dtype of an op on a tensor of dtype `tensor` and a scalar. A scalar of the same or a lower kind (bool <
-// integer < float) keeps the tensor's dtype. A scalar of a higher kind gives that kind's default: i64 or f32.
+// Returns the result dtype of an op on a tensor of dtype `tensor` and a scalar. A scalar of the same or a lower kind
+// (bool < integer < float) keeps the tensor's dtype. A scalar of a higher kind gives that kind's default: i64 or f32.
 constexpr DType promote(DType tensor, Scalar scalar) {
   if (scalar.kind() == Scalar::Kind::kReal && !is_floating(tensor)) return kF32;
   if (scalar.kind() == Scalar::Kind::kInteger && tensor == kBool) return kI64;
   return tensor;
 }
 
-// The dtype of a scalar on its own.
+// Returns the dtype of a scalar that is not combined with a tensor: f32, i64 or bool.
 constexpr DType default_dtype(Scalar scalar) {
   return scalar.kind() == Scalar::Kind::kReal ? kF32 : scalar.kind() == Scalar::Kind::kInteger ? kI64 : kBool;
 }

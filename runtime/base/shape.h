@@ -48,7 +48,7 @@ class Dims {
     std::copy(begin() + at + 1, end(), begin() + at);
     --rank_;
   }
-  // Product of all sizes; 1 for rank 0.
+  // Returns the product of all sizes; 1 for rank 0.
   int64_t numel() const {
     int64_t n = 1;
     for (int64_t d : *this) n *= d;
@@ -89,7 +89,7 @@ class ReduceDims {
   Dims dims_;
 };
 
-// "[8, 512, 64]"
+// Returns the numbers as text: "[8, 512, 64]".
 std::string to_string(const Dims& dims);
 
 // Returns the number of elements, or -1 if a size is negative or the product does not fit into 62 bits.
@@ -104,8 +104,8 @@ inline int64_t checked_numel(const Dims& sizes) {
   return empty ? 0 : overflows ? -1 : n;
 }
 
-// Strides, in elements, of a dense row-major tensor. They wrap around if the number of elements overflows; allocation
-// refuses such a tensor.
+// Returns the strides, in elements, of a dense row-major tensor. They wrap around if the number of elements overflows;
+// allocation refuses such a tensor.
 inline Dims contiguous_strides(const Dims& sizes) {
   Dims strides = sizes;
   uint64_t step = 1;

@@ -42,17 +42,17 @@ bool outcome_of(FloatTest test, double a, double b);
 
 class SymFloat {
  public:
-  SymFloat() = default;  // without a value
+  SymFloat() = default;  // leaves the value unset
   template <class T>
   requires std::is_arithmetic_v<T>
   constexpr SymFloat(T value) : value_(static_cast<double>(value)), symbol_(-1) {}
   constexpr SymFloat(double value, int32_t symbol) : value_(value), symbol_(symbol) {}
 
-  // The value, for messages and for the compiler. Adds no guard, so no decision may depend on this value.
+  // Returns the value, for messages and for the compiler. Adds no guard, so no decision may depend on this value.
   constexpr double value() const { return value_; }
-  // -1 for a constant.
+  // Returns the symbol's number, or -1 for a constant.
   constexpr int32_t symbol() const { return symbol_; }
-  // The value. For a symbol, adds a guard on this value.
+  // Returns the value. For a symbol, adds a guard on this value.
   constexpr operator double() const {
     if (symbol_ >= 0) [[unlikely]]
       test(FloatTest::kSameBits, *this, value_, true);
@@ -125,10 +125,10 @@ constexpr bool operator==(A a, B b) {
   return SymFloat::decide(FloatTest::kEqual, x, y, x.value() == y.value());
 }
 
-// As std::max and std::min.
+// Return the larger and the smaller operand, as std::max and std::min do.
 constexpr SymFloat max(SymFloat a, SymFloat b) { return SymFloat::compute(FloatOp::kMax, a, b); }
 constexpr SymFloat min(SymFloat a, SymFloat b) { return SymFloat::compute(FloatOp::kMin, a, b); }
-// Rounded to a float.
+// Returns `a` rounded to a float.
 constexpr SymFloat to_f32(SymFloat a) { return SymFloat::compute(FloatOp::kToF32, a, 0.0); }
 constexpr bool isfinite(SymFloat a) {
   constexpr double kMost = std::numeric_limits<double>::max();
@@ -142,7 +142,7 @@ class FloatTracer {
   virtual ~FloatTracer() = default;
   // Returns the symbol of op(a, b). Its value in this recording is `value`.
   virtual int32_t trace(FloatOp op, SymFloat a, SymFloat b, double value) = 0;
-  // From here on the compiled code is valid only for floats for which `test` has this outcome.
+  // Limits the compiled code to floats for which `test` has this outcome.
   virtual void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) = 0;
 };
 

@@ -41,7 +41,7 @@ bool lists_cpu(const std::string& comma_separated) {
   return std::find(names.begin(), names.end(), "cpu") != names.end();
 }
 
-// mountinfo writes spaces, tabs, newlines and backslashes as octal numbers: "\040".
+// Decodes the octal numbers, such as "\040", with which mountinfo writes spaces, tabs, newlines and backslashes.
 std::string unescaped(std::string_view text) {
   std::string plain;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -54,8 +54,8 @@ struct ChatOptions {
   std::stop_token stop = {};
 };
 
-// Throws TemplateError. Throws Error if there is no template, if the tokenizer refuses the text, or if `conversation`
-// is not a conversation in JSON.
+// Renders the conversation and encodes the text. Throws TemplateError. Throws Error if there is no template, if the
+// tokenizer refuses the text, or if `conversation` is not a conversation in JSON.
 EncodedChat apply_chat_template(const PreTrainedTokenizer& tokenizer, std::string_view conversation,
                                 const ChatOptions& options = {});
 // Like apply_chat_template(), but returns only the text.

@@ -43,7 +43,7 @@ class TokenMarker {
       default: return value;
     }
   }
-  // Bytes of the token at text[at]; 0 if there is none.
+  // Returns the number of bytes of the token at text[at]; 0 if no token begins there.
   size_t token_at(std::string_view text, size_t at) const {
     if (!starts_[static_cast<uint8_t>(text[at])]) return 0;
     for (const std::string& token : tokens_)
@@ -56,7 +56,7 @@ class TokenMarker {
     std::string out;
     for (size_t at = 0; at < text.size();) {
       if (text.substr(at).starts_with(kBegin) || text.substr(at).starts_with(kEnd)) {
-        at += kBegin.size();  // only this class writes marks
+        at += kBegin.size();  // drops a mark that the message itself contains
         continue;
       }
       const size_t bytes = token_at(text, at);
@@ -71,14 +71,14 @@ class TokenMarker {
   bool starts_[256] = {};
 };
 
-// Takes the marks out of a rendered text.
+// Removes the marks from a rendered text and returns the positions that they gave.
 ChatRenderer::Text without_marks(jinja::Rendered rendered) {
   ChatRenderer::Text out;
   const std::string_view text = rendered.text;
   if (text.find(kBegin) == std::string_view::npos && text.find(kEnd) == std::string_view::npos)
     return {.text = std::move(rendered.text), .generation = std::move(rendered.generation), .ordinary = {}};
   size_t span = 0;
-  std::vector<size_t> edges;  // of generation blocks, in order
+  std::vector<size_t> edges;  // the edges of generation blocks, in order
   for (const auto& [begin, end] : rendered.generation) edges.push_back(begin), edges.push_back(end);
   std::optional<size_t> open;
   for (size_t at = 0; at <= text.size();) {
@@ -218,7 +218,7 @@ void mark_assistant(ChatRenderer::Chat& chat, const ChatRenderer::Text& rendered
     return points;
   };
   size_t passed = 0;  // tokens that end before the code point
-  // The first token that holds the code point, as the reference finds it; -1 if none does.
+  // Returns the first token that holds the code point, as the reference finds it; -1 if none does.
   const auto token_of = [&](int64_t point) {
     while (passed < chat.offsets.size() && chat.offsets[passed].end <= point) ++passed;
     for (size_t i = passed; i < chat.offsets.size(); ++i)

@@ -31,7 +31,7 @@ class ChatRenderer {
   Text render(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
               const std::stop_token& stop = {}) const;
   struct Chat : EncodedChat {
-    std::vector<Encoding::Offset> offsets;  // in code points
+    std::vector<Encoding::Offset> offsets;  // the tokens' positions, in code points
   };
   Chat encode(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
               const std::stop_token& stop = {}) const;

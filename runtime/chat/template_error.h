@@ -16,7 +16,7 @@ class TemplateError : public Error {
       : Error(name + ", line " + std::to_string(line) + ": " + reason), line_(line), reason_(reason) {}
   TemplateError(int line, const std::string& reason) : TemplateError("template", line, reason) {}
   int line() const { return line_; }
-  // Without the name and the line.
+  // Returns the reason without the name and the line.
   const std::string& reason() const { return reason_; }
 
  private:

@@ -28,7 +28,8 @@ constexpr std::string_view kFormat = "rondo.checkpoint.1";
 constexpr std::string_view kPrefix = "ckpt-", kSuffix = ".safetensors";
 constexpr std::string_view kModel = "model.", kOptimizer = "optimizer.", kExtra = "extra.";
 
-// Names have a fixed width up to step 99,999,999 and are longer beyond. Checkpoints are ordered by number, not by name.
+// Returns the name of a checkpoint's file. It has a fixed width up to step 99,999,999 and is longer beyond, so
+// checkpoints are ordered by step, not by name.
 std::string name_of_step(int64_t step) {
   return absl::StrCat(std::string(kPrefix), absl::Dec(step, absl::kZeroPad8), std::string(kSuffix));
 }
@@ -210,7 +211,8 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   make_folders(folder);
   save_safetensors(path, tensors, metadata);
 
-  // Prunes. A file that cannot be removed is left for the next save; the new checkpoint is safe already.
+  // Prunes old checkpoints. A file that cannot be removed is left for the next save; the new checkpoint is safe
+  // already.
   int kept = 0;
   for (const auto& [step, file] : scan(folder)) {
     if (step > checkpoint.step) continue;  // from a run that went further before this run was resumed

@@ -43,7 +43,8 @@ struct Checkpoint {
   // Other tensors: the best parameters so far, loss scales.
   TensorMap extra = {};
 
-  // Returns state[name] as a T: bool, int64_t, double or std::string. Throws Error if it is missing or of another type.
+  // Returns state[name] as a T: bool, int64_t, double or std::string. Throws Error if there is no such value or it has
+  // another type.
   template <class T> const T& get(const std::string& name) const {
     const auto at = state.find(name);
     const T* value = at == state.end() ? nullptr : std::get_if<T>(&at->second);
@@ -92,7 +93,7 @@ struct LatestCheckpoint {
 // Loads the newest checkpoint that is not damaged. A missing or empty folder gives an empty result.
 LatestCheckpoint load_latest_checkpoint(const std::string& folder);
 
-// Paths of all checkpoints in `folder`, newest first, without opening them.
+// Returns the paths of all checkpoints in `folder`, newest first, without opening them.
 std::vector<std::string> list_checkpoints(const std::string& folder);
 
 // Removes all checkpoints in `folder`, and temporary files of unfinished ones. For a new run in an old folder, which

@@ -19,7 +19,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "safetensors and token files are little-endian");
 
 constexpr std::string_view kMetadataKey = "__metadata__";
-// Indexed by DType.
+// The format's names of the dtypes, in the order of DType.
 constexpr std::string_view kDTypeNames[kNumDTypes] = {"F64", "F32", "BF16", "F16", "I64", "I32", "U8", "BOOL"};
 
 DType parse_dtype(const JsonReader& json, std::string_view text, const std::string& tensor) {
@@ -34,7 +34,7 @@ TensorEntry parse_entry(JsonReader& json, std::string name) {
   TensorEntry entry;
   entry.name = std::move(name);
   bool has_dtype = false, has_shape = false, has_offsets = false;
-  // The product of the sizes, where a 0 counts as 1. Strides are such products, and they must not overflow either.
+  // The product of the sizes, where a 0 counts as 1. A stride is a product of sizes, too, and must not overflow either.
   int64_t span = 1;
   bool empty = false;
   const auto once = [&](bool& seen, std::string_view key) {
@@ -196,7 +196,7 @@ Tensor SafetensorsFile::tensor(const TensorEntry& entry) const try {
     data = copy.storage().data();
     read(entry, 0, data, bytes);
   }
-  // Any other byte in a bool is undefined behaviour in C++.
+  // A byte of a bool that is neither 0 nor 1 is undefined behaviour in C++.
   if (entry.dtype == kBool && !std::all_of(data, data + bytes, [](std::byte b) { return b <= std::byte{1}; }))
     throw FileError(path(), "BOOL tensor " + shown(entry.name) + " holds a byte that is neither 0 nor 1");
   if (copy.defined()) return copy;
@@ -270,7 +270,8 @@ LoadedTensors load_sharded_safetensors(const std::string& index_path) try {
 std::vector<TensorMap::const_iterator> file_order(const TensorMap& tensors) {
   std::vector<TensorMap::const_iterator> order;
   for (auto it = tensors.begin(); it != tensors.end(); ++it) order.push_back(it);
-  // By descending size. Dtypes of equal size are in the order of the reference implementation.
+  // Orders the tensors by descending size of their dtype. Dtypes of equal size are in the order of the reference
+  // implementation.
   constexpr int kRank[kNumDTypes] = {1, 2, 4, 5, 0, 3, 6, 7};  // I64 F64 F32 I32 BF16 F16 U8 BOOL
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
     return kRank[static_cast<int>(a->second.dtype())] < kRank[static_cast<int>(b->second.dtype())];

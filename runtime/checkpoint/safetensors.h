@@ -51,7 +51,7 @@ enum class Reading {
   kCopy,  // tensors have their own memory. A file that is truncated meanwhile gives a FileError.
 };
 
-// An open file. The constructor reads and checks the header; tensors are made on demand.
+// An open safetensors file. The constructor reads and checks the header; tensors are made on demand.
 class SafetensorsFile {
  public:
   // The largest header in bytes, as in the reference implementation.
@@ -61,10 +61,11 @@ class SafetensorsFile {
 
   const std::string& path() const;
   const Metadata& metadata() const { return metadata_; }
-  // Sorted by name.
+  // Returns the entries of all tensors, sorted by name.
   const std::vector<TensorEntry>& entries() const { return entries_; }
   bool contains(std::string_view name) const { return find(name) != nullptr; }
-  // Throws FileError if there is no such tensor, or if a BOOL tensor contains a byte that is neither 0 nor 1.
+  // Makes the tensor with this name. Throws FileError if there is none, or if a BOOL tensor contains a byte that is
+  // neither 0 nor 1.
   Tensor tensor(std::string_view name) const;
   Tensor tensor(const TensorEntry& entry) const;
   // Returns the entry with this name, or null if there is none.

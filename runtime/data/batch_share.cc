@@ -19,7 +19,7 @@ std::optional<Batch> BatchShare::next() {
   }
   const Position mine{at_.epoch, std::min<int64_t>(at_.batch + rank_, size() - 1)};
   if (!(source_.position() == mine)) source_.seek(mine);
-  at_.batch = std::min<int64_t>(at_.batch + n_, size());  // before next(), which skips the batch if it throws
+  at_.batch = std::min<int64_t>(at_.batch + n_, size());  // set before next(), which skips a batch that throws
   return source_.next();
 }
 

@@ -26,7 +26,7 @@ class BatchShare final : public BatchSource {
   std::optional<Batch> next() override;
   Position position() const override { return at_; }
   void seek(Position position) override;
-  // The number of batches of the source, for all processes together.
+  // Returns the number of batches of the source, for all processes together.
   int64_t size() const override { return source_.size(); }
   uint64_t fingerprint() const override { return source_.fingerprint(); }
 

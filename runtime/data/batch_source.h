@@ -22,7 +22,7 @@ using Batch = std::vector<Tensor>;
 
 class BatchSource {
  public:
-  // The next batch to be returned.
+  // The number of a batch. position() returns that of the batch that next() will return.
   struct Position {
     int64_t epoch = 0;
     int64_t batch = 0;  // within the epoch
@@ -37,11 +37,11 @@ class BatchSource {
   // Goes to any position, at any time. Throws Error if the epoch has no batch with this number. The number after that
   // of the last batch is allowed: it means the end of the epoch.
   virtual void seek(Position position) = 0;
-  // The number of batches in an epoch. kEndless: an epoch never ends; do not compute with this number.
+  // Returns the number of batches in an epoch. kEndless: an epoch never ends; do not compute with this number.
   virtual int64_t size() const = 0;
   static constexpr int64_t kEndless = INT64_MAX;
-  // A hint: from now on the reader seeks so that it takes only every n-th batch (batch_share.h). A source that prepares
-  // batches ahead prepares only these.
+  // A hint: tells the source that the reader will seek so that it takes only every n-th batch (batch_share.h). A source
+  // that prepares batches ahead then prepares only these.
   virtual void read_every(int64_t /*n*/) {}
   // `batch`: the number of rows of each batch, except for the last one of an epoch. `order`: this number for the source
   // whose order of rows is kept: the argument of cut_from() if it was called, else the same as `batch`. Both are 0 if
@@ -55,8 +55,8 @@ class BatchSource {
   // order of rows to that of a source with batches of `rows` rows, cut into batches of this source's size, and goes to
   // the beginning of the epoch. Returns false, and changes nothing, if this source cannot do that.
   virtual bool cut_from(int64_t /*rows*/) { return false; }
-  // A hash of everything that the batches depend on: data and options. It is saved with the position, so that a resumed
-  // run can detect other data. 0: not known.
+  // Returns a hash of everything that the batches depend on: data and options. It is saved with the position, so that a
+  // resumed run can detect other data. 0: not known.
   virtual uint64_t fingerprint() const { return 0; }
 };
 

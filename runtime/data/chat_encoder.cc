@@ -23,7 +23,7 @@ struct Frame {
   Literals before, spoken_before, spoken_after, after;
 };
 
-// The length of `text` without spaces at its end. For a trained role, loss begins with these spaces.
+// Returns the length of `text` without spaces at its end. For a trained role, loss begins with these spaces.
 size_t without_spaces(std::string_view text) {
   const size_t last = text.find_last_not_of(' ');
   return last == std::string_view::npos ? 0 : last + 1;

@@ -18,7 +18,7 @@ struct ChatEncoder::Impl {
   // Returns the token ids without loss flags. `for_generation`: true for a prompt that the model is to continue; false
   // for the whole conversation.
   virtual Ids ids(const text::Conversation& conversation, bool for_generation) const = 0;
-  // Null for Jinja.
+  // Returns the ChatTemplate; null for a Jinja template.
   virtual const ChatTemplate* plain() const { return nullptr; }
 };
 

@@ -17,8 +17,8 @@
 // message never does, so a message cannot forge a role. If the tokenizer cannot distinguish the two, it is an Error.
 //
 // Loss: on the content of trained roles and on the end marker after it. The end marker is the text after {content} up
-// to and including the first special token, or all of it if it has none. Spaces right before {content} belong to the
-// content, because tokenizers join a space to the next word. A prompt ends before these spaces.
+// to and including the first special token, or the whole text if it has no special token. Spaces right before
+// {content} belong to the content, because tokenizers join a space to the next word. A prompt ends before these spaces.
 //
 // The format has no logic, so it cannot express templates that merge messages (Llama 2's <<SYS>> inside the first
 // [INST]). For these, and for a model's own template, use Jinja: ChatEncoder::of_jinja().
@@ -51,16 +51,16 @@ struct Message {
 
 class ChatTemplate {
  public:
-  // Throws Error, which names the line.
+  // Parses the lines of a template, as described above. Throws Error, which names the line.
   static ChatTemplate parse(std::string_view text);
   // Parses a file with lines as described above. Throws FileError.
   static ChatTemplate load(const std::string& path);
-  // A built-in template: "chatml" (Qwen and others), "llama3" or "zephyr". Throws Error for another name.
+  // Returns a built-in template: "chatml" (Qwen and others), "llama3" or "zephyr". Throws Error for another name.
   static ChatTemplate named(std::string_view name);
 
-  // The whole text of a finished conversation, or of a prompt that the model continues. It is for people and tests: ids
-  // come from ChatEncoder, which distinguishes the template's text from that of messages. Throws Error for a role that
-  // the template does not have, and if there are no messages.
+  // Returns the whole text of a finished conversation, or of a prompt that the model continues. It is for people and
+  // tests: ids come from ChatEncoder, which distinguishes the template's text from that of messages. Throws Error for a
+  // role that the template does not have, and if there are no messages.
   std::string render(std::span<const Message> messages, bool for_generation = false) const;
 
   bool has_role(std::string_view role) const { return roles_.contains(std::string(role)); }
@@ -105,20 +105,22 @@ class ChatEncoder {
   ~ChatEncoder();
   ChatEncoder(ChatEncoder&&) noexcept;
 
-  // A training example. Throws the errors of render(), and Error for a trained message without content and for text
-  // that the tokenizer refuses. An example without a trained message has no target.
+  // Returns a training example. Throws the errors of render(), and Error for a trained message without content and for
+  // text that the tokenizer refuses. An example without a trained message has no target.
   Example example(std::span<const Message> messages) const;
-  // The same for a conversation in JSON: see chat/chat.h. A ChatTemplate uses only the fields role and content.
+  // Like example(), for a conversation in JSON: see chat/chat.h. A ChatTemplate uses only the fields role and content.
   Example example_of_json(std::string_view conversation) const;
-  // The ids without loss flags: of the whole conversation, or of a prompt that the model continues.
+  // Returns the ids without loss flags: of the whole conversation, or of a prompt that the model continues.
   std::vector<int32_t> ids_of_json(std::string_view conversation, bool add_generation_prompt) const;
-  // The ids of a prompt: the messages, and the text that prompts the model to answer.
+  // Returns the ids of a prompt: the messages, and the text that prompts the model to answer.
   std::vector<int32_t> prompt(std::span<const Message> messages) const;
-  // The token that ends the model's answer, for the stop tokens of generate(); -1 if the template has no such token.
+  // Returns the token that ends the model's answer, for the stop tokens of generate(); -1 if the template has no such
+  // token.
   int32_t end_token() const;
-  // The text that ends the model's answer if end_token() is -1. It is empty if the template has no such text either.
+  // Returns the text that ends the model's answer if end_token() is -1. It is empty if the template has no such text
+  // either.
   const std::string& end_text() const;
-  // Throws Error if it is a Jinja template.
+  // Returns the ChatTemplate. Throws Error if the encoder uses a Jinja template.
   const ChatTemplate& chat_template() const;
   bool is_jinja() const;
 

@@ -18,11 +18,11 @@
 namespace rondo::data {
 namespace {
 
-// Keys that make shuffles and items independent of tensors drawn with the same seed.
+// Keys that make the random numbers of shuffles and of items independent of tensors drawn with the same seed.
 constexpr uint64_t kShuffleKey = 0x73687566666C6500u;
 constexpr uint64_t kItemKey = 0x6974656D00000000u;
 
-// The seed of one item in one epoch.
+// Returns the seed of one item's Generator in one epoch.
 uint64_t item_seed(uint64_t seed, int64_t epoch, int64_t index) {
   const std::array<uint32_t, 4> words = philox(seed ^ kItemKey, static_cast<uint64_t>(index),
                                                static_cast<uint64_t>(epoch));
@@ -35,7 +35,7 @@ int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
     throw Error(absl::StrCat("DataLoader: num_workers ", options.num_workers, " is outside [0, 1024]"));
   if (options.prefetch < 1) throw Error(absl::StrCat("DataLoader: prefetch ", options.prefetch));
   if (items < 0) throw Error(absl::StrCat("DataLoader: the dataset says that it has ", items, " items"));
-  const int64_t whole = items / options.batch_size;  // items + batch_size might overflow
+  const int64_t whole = items / options.batch_size;  // rounded up below: items + batch_size - 1 might overflow
   return whole + (!options.drop_last && items % options.batch_size != 0);
 }
 
@@ -127,7 +127,7 @@ class DataLoader::Workers {
         first_(first),
         taken_(first),
         wanted_(first) {}
-  // If it throws, the destructor ends the threads that have started.
+  // Starts the threads. If starting one throws, the destructor ends those that have started.
   void start() {
     for (int i = 0; i < loader_.options_.num_workers; ++i) threads_.emplace_back([this] { work(); });
   }
@@ -167,7 +167,7 @@ class DataLoader::Workers {
     Batch batch;
     std::exception_ptr error;
   };
-  // REQUIRES for both: the lock is held.
+  // REQUIRES, for slot_of() and is_awaited(): the lock is held.
   Slot& slot_of(int64_t number) { return slots_[static_cast<size_t>((number - first_) / step_) % slots_.size()]; }
   bool is_awaited(int64_t number) const {
     const int64_t ahead = number - wanted_;

@@ -17,11 +17,11 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;
-  // An item that depends only on `index`.
+  // Returns an item that depends only on `index`.
   virtual std::vector<Tensor> get(int64_t index) const;
-  // An item with random parts, such as a crop. It must draw only from `random`, which a DataLoader seeds by its own
-  // seed, the epoch and the index. So an item differs from epoch to epoch, and is the same for any number of workers
-  // and after a resume. Default: get(index).
+  // Returns an item with random parts, such as a crop. It must draw only from `random`, which a DataLoader seeds by its
+  // own seed, the epoch and the index. So an item differs from epoch to epoch, and is the same for any number of
+  // workers and after a resume. Default: get(index).
   virtual std::vector<Tensor> get(int64_t index, Generator& random) const;
 };
 

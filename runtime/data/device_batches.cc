@@ -60,7 +60,7 @@ void DeviceBatches::seek(Position position) {
   drop();
 }
 
-// Joins the copy first, because a copy that has started writes into memory that is freed here.
+// Removes the first entry. Joins its copy first, because a copy that has started writes into memory that is freed here.
 void DeviceBatches::drop_front() noexcept {
   try {
     if (StagingSlot* const slot = std::exchange(queue_.front().slot, nullptr)) copies_->join(*slot);

@@ -63,8 +63,8 @@ class DeviceBatches : public BatchSource {
   int64_t size() const override { return source_.size(); }
   uint64_t fingerprint() const override { return source_.fingerprint(); }
 
-  // The batch that the i-th call of next() from now on returns (0: the next call), in host memory as the source gave
-  // it; nullopt at the end of an epoch. Reads that far ahead, also past the end of an epoch. Throws the source's
+  // Returns the batch that the i-th call of next() from now on returns (0: the next call), in host memory as the source
+  // gave it; nullopt at the end of an epoch. Reads that far ahead, also past the end of an epoch. Throws the source's
   // exception for this batch. The reference is valid until next() or seek().
   const std::optional<Batch>& peek(int64_t i = 0);
   // Reads the next `batches` batches now, and writes the first two into page-locked memory. Stops at an error, and at

@@ -23,11 +23,11 @@ int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mult
 }  // namespace
 
 std::vector<int64_t> choose_sizes(std::span<const int64_t> lengths, int64_t count, int64_t multiple, int64_t largest) {
-  // Few enough candidates that trying all pairs is fast.
+  // The most candidate sizes. With so few, trying all pairs of them is fast.
   constexpr int64_t kCandidates = 512;
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   while (longest / multiple > kCandidates) multiple *= 2;
-  std::map<int64_t, int64_t> counts;  // by size
+  std::map<int64_t, int64_t> counts;  // how many lengths round up to each size
   for (const int64_t length : lengths) ++counts[std::min(round_up(length, multiple), largest)];
   std::vector<int64_t> sizes, below = {0};  // below[i]: how many lengths fall into the first i sizes
   for (const auto& [size, n] : counts) {
@@ -182,7 +182,8 @@ void ExampleBatches::plan_grouped(Plan& plan) const {
   std::vector<std::vector<int64_t>> of_size(sizes_.size());
   for (const int64_t index : shuffled(static_cast<uint64_t>(plan.epoch)))
     of_size[size_index(examples_->columns(index))].push_back(index);
-  // The number of batches of each size depends only on how many examples it has, so it is the same in every epoch.
+  // The number of batches of each size depends only on how many examples have this size, so it is the same in every
+  // epoch.
   std::vector<std::vector<int64_t>> groups;
   std::vector<int64_t> columns, left;
   for (size_t s = 0; s < sizes_.size(); ++s) {
@@ -305,7 +306,7 @@ Batch ExampleBatches::load(const PlannedBatch& batch, const Plan& plan) const {
       if (options_.pack) std::iota(positions_row + column, positions_row + column + n, 0);
       column += n;
     }
-    // The padding counts as one more sequence.
+    // The positions of the padding begin at 0, so it counts as one more sequence.
     if (options_.pack) std::iota(positions_row + column, positions_row + T, 0);
   }
   if (options_.pack) return {x, y, positions};

@@ -64,23 +64,23 @@ class ExampleBatches : public BatchSource {
   void seek(Position position) override;
   int64_t size() const override { return batches_; }
   Rows rows() const override;
-  // `rows` may be batch_size, a multiple or a divisor of it; else returns false. Returns false with max_tokens.
+  // Returns false with max_tokens, and unless `rows` is batch_size, a multiple of it or a divisor of it.
   bool cut_from(int64_t rows) override;
   // Identifies the order of the examples: all batches that are cut from one order have the same fingerprint.
   uint64_t fingerprint() const override;
 
   const ExampleSet& examples() const { return *examples_; }
-  // The values that T may have, in ascending order.
+  // Returns the values that T may have, in ascending order.
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  // The share of padding in all columns of the current epoch, from 0 to 1.
+  // Returns the share of padding in all columns of the current epoch, from 0 to 1.
   double padding_share() const;
-  // The examples of the batch that next() returned last, row after row.
+  // Returns the examples of the batch that next() returned last, row after row.
   std::span<const int64_t> batch_examples() const;
 
  private:
   struct Plan;
   struct PlannedBatch {
-    int64_t rows_begin = 0, rows_end = 0;  // in Plan::row_begins
+    int64_t rows_begin = 0, rows_end = 0;  // indices in Plan::row_begins
     int64_t columns = 0;                   // T
   };
   // The batches of an epoch. Without packing, each row is one example.
@@ -103,7 +103,7 @@ class ExampleBatches : public BatchSource {
 
   const std::shared_ptr<const ExampleSet> examples_;
   const ExampleBatchesOptions options_;
-  int64_t order_rows_;  // Rows::order
+  int64_t order_rows_;  // the value of BatchSource::Rows::order
   std::vector<int64_t> sizes_;
   // Packing: the lengths of the examples in each row, one row after the other. The lengths are the same in every epoch;
   // the examples that have these lengths differ.
@@ -115,7 +115,7 @@ class ExampleBatches : public BatchSource {
   mutable std::optional<uint64_t> fingerprint_;  // cache
 };
 
-// At most `count` sizes, ascending, that hold all lengths with the least total padding. Each is a multiple of
+// Returns at most `count` sizes, ascending, that hold all lengths with the least total padding. Each is a multiple of
 // `multiple`, but at most `largest`. REQUIRES: `lengths` is not empty, and none is above `largest`.
 std::vector<int64_t> choose_sizes(std::span<const int64_t> lengths, int64_t count, int64_t multiple, int64_t largest);
 

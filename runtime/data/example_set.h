@@ -52,9 +52,9 @@ struct Example {
 // Counts from reading examples.
 struct ExampleReport {
   int64_t examples = 0;   // examples in the set
-  int64_t tokens = 0;     // their tokens
-  int64_t targets = 0;    // their tokens that carry loss
-  int64_t longest = 0;    // columns of the longest one
+  int64_t tokens = 0;     // tokens of these examples
+  int64_t targets = 0;    // tokens that carry loss
+  int64_t longest = 0;    // columns of the longest example
   int64_t truncated = 0;  // examples that lost tokens to max_length; texts that were split do not count
   int64_t dropped = 0;    // examples left out: too long, or without a target (perhaps because of truncation)
 };
@@ -65,27 +65,29 @@ class ExampleSet {
   // True if the examples have labels. All examples of a set do, or none.
   bool labelled() const { return labelled_; }
   const ExampleReport& report() const { return report_; }
-  // Labelled sets only.
+  // Returns the kind of the labels. For labelled sets only.
   LabelKind label_kind() const { return kind_; }
-  // How many numbers copy_label() writes: kClasses: the number of classes; kNumbers: the numbers of each example.
+  // Returns how many numbers copy_label() writes. kClasses: the number of classes; kNumbers: the numbers of each
+  // example.
   int64_t label_width() const;
-  // Names of the labels, by number; empty unless the set is labelled.
+  // Returns the names of the labels, by number; empty unless the set is labelled.
   const std::vector<std::string>& label_names() const { return label_names_; }
-  // A hash of all ids, flags and labels in their order. A resumed run checks with it that it reads the same data.
+  // Returns a hash of all ids, flags and labels in their order. A resumed run checks with it that it reads the same
+  // data.
   uint64_t fingerprint() const;
 
-  // The length of one example. REQUIRES: 0 <= index < size().
+  // Returns the number of tokens of one example. REQUIRES: 0 <= index < size().
   int64_t length(int64_t index) const { return begins_[at(index) + 1] - begins_[at(index)]; }
   int64_t columns(int64_t index) const { return length(index) - (labelled_ ? 0 : 1); }
   int64_t label(int64_t index) const { return labels_[at(index)]; }  // REQUIRES: kClass
   // Writes label_width() numbers to y. kClasses: 1 for the classes of the example, 0 for the others.
   void copy_label(int64_t index, float* y) const;
   Example example(int64_t index) const;
-  // x[c] = the id in column c, for all columns.
+  // Sets x[c] to the id in column c, for all columns.
   void copy_columns(int64_t index, int64_t* x) const;
-  // y[c] = the id after column c if that token is a target, else kIgnoreIndex (token_data.h).
+  // Sets y[c] to the id after column c if that token is a target, else to kIgnoreIndex (token_data.h).
   void copy_targets(int64_t index, int64_t* y) const;
-  // segments[c] = 1 if column c is in the second text of a pair, else 0.
+  // Sets segments[c] to 1 if column c is in the second text of a pair, else to 0.
   void copy_segments(int64_t index, int64_t* segments) const;
   // True if some example has tokens of a second text.
   bool has_pairs() const { return has_pairs_; }
@@ -96,12 +98,12 @@ class ExampleSet {
   void set_label_names(std::vector<std::string> names) { label_names_ = std::move(names); }
   // Renumbers the labels: label i becomes order[i].
   void map_labels(std::span<const int64_t> order);
-  // Count examples that the caller has truncated or left out.
+  // Count an example that the caller has truncated or left out.
   void count_truncated() { ++report_.truncated; }
   void count_dropped() { ++report_.dropped; }
 
  private:
-  static constexpr int64_t kBlock = int64_t{1} << 20;  // tokens
+  static constexpr int64_t kBlock = int64_t{1} << 20;  // tokens of a full block
   // Only the last block grows, so growing copies at most one block.
   struct Block {
     std::vector<uint16_t> narrow;
@@ -114,7 +116,7 @@ class ExampleSet {
 
   std::vector<Block> blocks_;
   std::vector<int64_t> begins_ = {0};
-  std::vector<int32_t> labels_;              // kClass: one for each example; kClasses: those of all examples in a row
+  std::vector<int32_t> labels_;  // kClass: one for each example; kClasses: those of the first example, the second, ...
   std::vector<int64_t> label_begins_ = {0};  // kClasses: where the labels of each example begin
   std::vector<float> numbers_;               // kNumbers: `width_` for each example
   int64_t width_ = 0;

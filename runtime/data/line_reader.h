@@ -19,7 +19,7 @@ class LineReader {
   // Sets `line` to the next line without its line feed, valid until the next call. Returns false at the end of the
   // file. Skips a byte order mark at the file's beginning. Throws DataError for invalid UTF-8 and for too long lines.
   bool next(std::string_view& line);
-  // The number of the line that next() returned last, from 1.
+  // Returns the number of the line that next() returned last, from 1.
   int64_t number() const { return number_; }
   // True if the line that next() returned last ended with a line feed. Only the last line of a file may have none.
   bool ended() const { return ended_; }
@@ -40,7 +40,7 @@ class LineReader {
   bool ended_ = false;
 };
 
-// Removes a carriage return at the end.
+// Returns the line without the carriage return at its end, if it has one.
 inline std::string_view without_return(std::string_view line) {
   return line.ends_with('\r') ? line.substr(0, line.size() - 1) : line;
 }

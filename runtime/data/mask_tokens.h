@@ -30,10 +30,11 @@ struct MaskedTokens {
   Tensor ids;      // i64: the input of the model
   Tensor targets;  // i64: the original token at chosen positions, -100 elsewhere
 };
-// ids: i64 or i32 of any shape. mask: bool of that shape, true for real tokens, false for padding, which is never
-// chosen; undefined: all tokens are real. The results are in host memory and depend only on the operands and the
-// generator, from which three tensors are drawn. Throws Error for other operands, for shares that are not probabilities
-// or sum to more than 1, and for a mask_id outside of the vocabulary.
+// Chooses tokens, hides them and returns what the model has to predict. ids: i64 or i32 of any shape. mask: bool of
+// that shape, true for real tokens, false for padding, which is never chosen; undefined: all tokens are real. The
+// results are in host memory and depend only on the operands and the generator, from which three tensors are drawn.
+// Throws Error for other operands, for shares that are not probabilities or sum to more than 1, and for a mask_id
+// outside of the vocabulary.
 MaskedTokens mask_tokens(const Tensor& ids, const Tensor& mask, const MaskTokensOptions& options, Generator& random);
 
 }  // namespace rondo::data

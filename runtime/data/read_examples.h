@@ -44,7 +44,7 @@ struct ReadOptions {
   // block_size, nor the length of packed rows. An example of a language model has one more token, its last target. 0:
   // any length.
   int64_t max_length = 0;
-  // nullopt: kSplit for read_text, kTruncate for the others.
+  // What happens to an example that exceeds max_length. nullopt: kSplit for read_text, kTruncate for the others.
   std::optional<TooLong> too_long = std::nullopt;
   // The model's vocabulary size: an id outside it is an error. 0: not checked.
   int64_t vocab_size = 0;
@@ -71,21 +71,21 @@ struct ReadOptions {
   std::string label_field = "label", pair_field = "text_pair";
 };
 
-// A text of fewer than two tokens is left out (ExampleReport::dropped).
+// Reads plain texts. A text of fewer than two tokens is left out (ExampleReport::dropped).
 ExampleSet read_text(const std::string& path, const io::Tokenizer& tokenizer, const ReadOptions& options);
-// Prompt and completion are tokenized so that the mask is exact: see Note [Borders] in text_encoder.h.
+// Reads prompts with completions. Both are tokenized so that the mask is exact: see Note [Borders] in text_encoder.h.
 ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer, const ReadOptions& options = {});
-// The template determines the first and last token; begin_token and end_token of the options are ignored. A
-// conversation without a message of a trained role is a DataError.
+// Reads conversations. The template determines the first and last token; begin_token and end_token of the options are
+// ignored. A conversation without a message of a trained role is a DataError.
 ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, const ChatTemplate& chat,
                       const ReadOptions& options = {});
-// The same with any ChatEncoder. With a Jinja template a line may also have "tools", "documents" and
+// Like the function above, with any ChatEncoder. With a Jinja template a line may also have "tools", "documents" and
 // "chat_template_kwargs", and messages may have any fields: see chat/chat.h.
 ExampleSet read_chats(const std::string& path, const ChatEncoder& encoder, const text::PreTrainedTokenizer& tokenizer,
                       const ReadOptions& options = {});
-// Encodes with the tokenizer's own template ([CLS] text [SEP]). A field "text_pair" makes it a pair. In JSON, a label
-// is a string or an integer. If label_names are given, an integer that is not a name is the number of a class. Other
-// kinds of labels: ReadOptions::label_kind.
+// Reads labelled texts and encodes them with the tokenizer's own template ([CLS] text [SEP]). A line with a field
+// "text_pair" is a pair of texts. In JSON, a label is a string or an integer. If label_names are given, an integer that
+// is not a name is the number of a class. Other kinds of labels: ReadOptions::label_kind.
 ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenizer& tokenizer,
                          const ReadOptions& options = {});
 

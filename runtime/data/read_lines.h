@@ -18,7 +18,7 @@ void read_json_line(const std::string& path, int64_t line, std::string_view text
                     absl::FunctionRef<bool(io::JsonReader& json, const std::string& key)> field);
 // Reads a value that must be a string.
 std::string read_string_field(io::JsonReader& json, const std::string& key);
-// The message 'field "text" is missing'.
+// Returns the message 'field "text" is missing'.
 std::string missing_field(const std::string& name);
 
 // Throws DataError if an id is outside the model's vocabulary, unless options.vocab_size is 0.
@@ -30,9 +30,9 @@ void check_vocabulary(const Ids& ids, const ReadOptions& options, const TextEnco
 void add_lines(const std::string& path, const ReadOptions& options, const TextEncoder& encoder,
                absl::FunctionRef<Example(std::string_view text, int64_t line)> make, ExampleSet& out);
 
-// Throws FileError if no example is left.
+// Throws FileError if `set` is empty.
 void require_examples(const ExampleSet& set, const std::string& path);
-// The ids before each text or prompt: ReadOptions::begin_token, or the tokenizer's own.
+// Returns the ids that begin each text or prompt: ReadOptions::begin_token, or the tokenizer's own.
 Ids opening_of(const ReadOptions& options, const TextEncoder& encoder);
 bool is_json_lines(std::string_view path);
 void check_options(const ReadOptions& options, bool may_split);

@@ -92,8 +92,9 @@ class PieceReader {
     current_.clear();
     before_.clear();
     if (!ends_text) {
-      // The last line that is not blank, with the line feeds after it. If it is the first line of the piece, or is too
-      // long, "\n" stands for it, so that the next piece is not encoded as the beginning of a text.
+      // Keeps the last line that is not blank, with the line feeds after it: the next piece is encoded as its
+      // continuation. If that line is the first one of the piece, or is too long, "\n" stands for it, so that the next
+      // piece is not encoded as the beginning of a text.
       const size_t word = piece.text.find_last_not_of(" \t\r\n");
       const size_t feed = word == std::string::npos ? word : piece.text.rfind('\n', word);
       if (feed != std::string::npos) before_ = piece.text.substr(feed + 1);
@@ -161,7 +162,7 @@ class TextExamples {
   bool overflow_ = false;
 };
 
-// The first line of `piece` that has a token outside the vocabulary.
+// Returns the number of the first line of `piece` that has a token outside the vocabulary.
 int64_t line_of_large_id(const Piece& piece, const TextEncoder& encoder, int64_t vocab_size) {
   int64_t line = piece.line;
   for (size_t at = 0; at < piece.text.size(); ++line) {

@@ -12,7 +12,7 @@
 namespace rondo::data {
 namespace {
 
-// The bytes that a tensor takes in staging memory: the next tensor begins aligned.
+// Returns the bytes that a tensor takes in staging memory, rounded up so that the next tensor begins aligned.
 size_t rounded(int64_t bytes) { return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment; }
 
 size_t staged_bytes(const Batch& batch) {
@@ -62,7 +62,7 @@ bool StagedCopies::goes_through_staging(const Tensor& tensor) {
   return tensor.defined() && has_host_memory(tensor.device()) && !tensor.requires_grad();
 }
 
-// elapsed() waits for both of its events; here both are `event`.
+// Waits for `event`: elapsed() waits for both of its events, and here both are `event`.
 void StagedCopies::wait(EventHandle event) const { backend_.elapsed(device_.index, event, event); }
 
 bool StagedCopies::is_free(StagingSlot& slot) {

@@ -33,20 +33,21 @@ class TextEncoder {
   TextEncoder(const io::Tokenizer& tokenizer, bool allow_special);
 
   const io::Tokenizer& tokenizer() const { return tokenizer_; }
-  // The tokenizer if it is a PreTrainedTokenizer, else null.
+  // Returns the tokenizer if it is a PreTrainedTokenizer, else null.
   const text::PreTrainedTokenizer* pretrained() const { return pretrained_; }
 
   // Encodes without the tokenizer's own template, truncation and padding.
   Ids encode(std::string_view text, const PieceOptions& options = {}) const;
-  // The ids of `text` after `before`. `before_ids`: the ids of `before` alone, by the same options. Note [Borders].
+  // Returns the ids of `text` after `before`. `before_ids`: the ids of `before` alone, by the same options.
+  // See Note [Borders].
   Ids continuation(std::string_view before, const Ids& before_ids, std::string_view text,
                    const PieceOptions& options = {}) const;
 
-  // The ids that the tokenizer's template puts before a text: {bos} for Llama, nothing for GPT-2.
+  // Returns the ids that the tokenizer's template puts before a text: {bos} for Llama, nothing for GPT-2.
   const Ids& opening() const { return opening_; }
-  // The id of the eos_token; -1 if the tokenizer names none.
+  // Returns the id of the eos_token; -1 if the tokenizer names none.
   int32_t end_of_text() const { return pretrained_ != nullptr ? pretrained_->eos_token_id() : -1; }
-  // The id as the vocabulary spells it, for messages.
+  // Returns the id as the vocabulary spells it, for messages.
   std::string spelling(int32_t id) const;
 
  private:
@@ -56,7 +57,7 @@ class TextEncoder {
   Ids opening_;
 };
 
-// Options for encoding without truncation and padding.
+// Returns options for encoding without truncation and padding.
 text::EncodeOptions plain_encoding(bool add_special_tokens, bool split_special_tokens);
 
 }  // namespace rondo::data

@@ -37,15 +37,15 @@ class TokenData {
   int64_t operator[](int64_t i) const {
     return width_ == 2 ? static_cast<const uint16_t*>(data_)[i] : static_cast<const uint32_t*>(data_)[i];
   }
-  // Ids are in [0, vocab_size()); 0 if the file does not give the size.
+  // Returns the size of the vocabulary, which all ids are below; 0 if the file does not give the size.
   int64_t vocab_size() const { return vocab_size_; }
-  // The largest id, found in a pass over all ids; -1 if there are none.
+  // Returns the largest id, found in a pass over all ids; -1 if there are none.
   int64_t max_id() const;
-  // out[i] = (*this)[begin + i]. REQUIRES: begin >= 0, begin + count <= size().
+  // Sets out[i] to (*this)[begin + i]. REQUIRES: begin >= 0, begin + count <= size().
   void copy(int64_t begin, int64_t count, int64_t* out) const;
-  // Tokens [begin, end). Throws Error if the range is not within [0, size()].
+  // Returns the tokens [begin, end). Throws Error if the range is not within [0, size()].
   TokenData slice(int64_t begin, int64_t end) const;
-  // (train, val): the first and the last part, split at floor(size * (1 - val_fraction)) as in nanoGPT.
+  // Returns (train, val): the first and the last part, split at floor(size * (1 - val_fraction)) as in nanoGPT.
   std::pair<TokenData, TokenData> split(double val_fraction) const;
 
  private:
@@ -61,7 +61,7 @@ class TokenWriter {
  public:
   // Ids take two bytes if the vocabulary fits into 65,536, else four.
   TokenWriter(const std::string& path, int64_t vocab_size);
-  // Throws Error on an id outside [0, vocab_size).
+  // Writes ids. Throws Error on an id outside [0, vocab_size).
   void append(std::span<const int32_t> ids);
   void finish();
 
@@ -86,15 +86,15 @@ class TokenDataset : public Dataset {
   // Throws Error if there are not at least block_size + 1 tokens.
   TokenDataset(TokenData tokens, int64_t block_size);
 
-  // Windows at random positions. Row r depends only on (seed, step, r), so a run resumes its data from its step number.
-  // The first row has number `first_row`: processes that share a batch take different rows.
+  // Returns windows at random positions. Row r depends only on (seed, step, r), so a run resumes its data from its step
+  // number. The first row has number `first_row`: processes that share a batch take different rows.
   TokenBatch sample(int64_t batch_size, uint64_t seed, int64_t step, int64_t first_row = 0) const;
 
   // Batches that cover every target of the split exactly once, in order. All have shape (batch_size, block_size); the
   // last one is padded with x = 0, y = kIgnoreIndex. So the mean loss is sum(loss_i * targets_i) / sum(targets_i).
   int64_t eval_batches(int64_t batch_size) const;
   TokenBatch eval_batch(int64_t index, int64_t batch_size) const;
-  // The number of targets in all evaluation batches.
+  // Returns the number of targets in all evaluation batches.
   int64_t eval_targets() const { return tokens_.size() - 1; }
 
   int64_t size() const override { return eval_targets() / block_size_; }

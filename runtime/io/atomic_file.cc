@@ -62,7 +62,8 @@ AtomicFile::AtomicFile(std::string path, Access access) try : path_(std::move(pa
   static std::atomic<uint64_t> counter{0};
   const std::filesystem::path target(path_);
   if (target.filename().empty()) throw FileError(path_, "cannot write: the path names a folder");
-  // The rename would replace a device or a pipe by a file, such as /dev/null if the process runs as root.
+  // Without this check, the rename would replace a device or a pipe by a file: /dev/null, for example, if the process
+  // runs as root.
   std::error_code unknown;
   const std::filesystem::file_status old = std::filesystem::status(target, unknown);
   if (std::filesystem::exists(old) && !std::filesystem::is_regular_file(old) && !std::filesystem::is_directory(old))

@@ -65,8 +65,8 @@ void write_file_atomic(const std::string& path, std::string_view contents);
 // Removes temporary files that killed processes left in `folder`. The owner of a folder calls it at startup. Files that
 // cannot be removed stay.
 void sweep_temporaries(const std::string& folder);
-// The names of all entries of `folder`, sorted; none if there is no such folder. Throws FileError if it cannot be read.
-// (std::filesystem's iterators end the process when memory runs out.)
+// Returns the names of all entries of `folder`, sorted; none if there is no such folder. Throws FileError if the folder
+// cannot be read. (std::filesystem's iterators end the process when memory runs out.)
 std::vector<std::string> list_folder(const std::string& folder);
 // Makes renames and unlinks in `folder` durable.
 void fsync_folder(const std::string& folder);

@@ -27,7 +27,8 @@ using namespace std::chrono_literals;
 
 constexpr const char* kExtension = ".rk";
 
-// Hashes need not be unique: the file holds the whole text, which find() compares.
+// Returns the hash of a text, for a file name. Hashes need not be unique: the file holds the whole text, which find()
+// compares.
 std::string hash_name(const std::string& text) {
   Checksum sum;
   sum.update(text);
@@ -36,7 +37,7 @@ std::string hash_name(const std::string& text) {
 
 bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(AtomicFile::kTempPrefix); }
 
-// The paths of all entries of `folder`. A folder that cannot be read counts as empty.
+// Returns the paths of all entries of `folder`. A folder that cannot be read counts as empty.
 std::vector<fs::path> paths_in(const std::string& folder) {
   std::vector<fs::path> paths;
   try {
@@ -123,8 +124,8 @@ std::optional<std::string> DiskCache::find(const std::string& kernel) {
     warn(absl::StrCat(path, ": ", file.ok() ? "no cache entry" : std::string(file.status().message())));
     return std::nullopt;
   }
-  // The file holds another kernel with the same hash. Then this one counts as missing, and store() will replace the
-  // file.
+  // The file may hold another kernel with the same hash. Then the kernel that is searched counts as missing, and
+  // store() will replace the file.
   if (file->host != host_text_ || file->kernels[0].kernel != kernel) return std::nullopt;
   // prune() removes the entries that were not used for longest. One update of the time a day is precise enough.
   std::error_code ignored;
@@ -194,7 +195,8 @@ std::vector<std::string> DiskCache::host_folders() const {
   return folders;
 }
 
-// Counting a large cache takes long. So one process a day counts it, and so does each process that has stored much.
+// True if prune() should run. Counting a large cache takes long, so one process a day counts it, and so does each
+// process that has stored much.
 bool DiskCache::prune_is_due(int64_t stored) {
   stored_ += stored;
   if (bytes_ >= 0) return (bytes_ += stored) > max_bytes_;

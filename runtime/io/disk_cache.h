@@ -25,8 +25,8 @@ struct DiskCacheOptions {
   int64_t max_bytes = int64_t{256} << 20;
   void (*warn)(std::string_view text) = nullptr;  // null: no warnings
 
-  // The folder is RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo. RONDO_CACHE=off or
-  // RONDO_DISABLE=cache switches the cache off. RONDO_CACHE_MB sets max_bytes.
+  // Reads the options from the environment. The folder is RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else
+  // ~/.cache/rondo. RONDO_CACHE=off or RONDO_DISABLE=cache switches the cache off. RONDO_CACHE_MB sets max_bytes.
   static DiskCacheOptions from_environment();
 };
 
@@ -35,15 +35,16 @@ class DiskCache {
   // If a component of `host` is not known, the cache finds and stores nothing.
   DiskCache(DiskCacheOptions options, HostKey host);
 
-  // The object code for a kernel's canonical text.
+  // Returns the object code for a kernel's canonical text; nullopt if the cache does not have it.
   std::optional<std::string> find(const std::string& kernel);
   void store(const std::string& kernel, const std::string& object);
   // Forgets an entry whose object turned out to be useless.
   void reject(const std::string& kernel, const std::string& why);
 
-  // To explain a miss: if the cache has this kernel for another host key, how that key differs; else empty.
+  // To explain a miss: returns how the most similar host key under which the cache has this kernel differs from ours.
+  // Empty if there is none.
   HostDifference nearest_host(const std::string& kernel) const;
-  // To explain a miss: the texts of some kernels that the cache has for this host.
+  // To explain a miss: returns the texts of some kernels that the cache has for this host.
   std::vector<std::string> some_kernels(size_t at_most) const;
 
   const std::string& folder() const { return root_; }

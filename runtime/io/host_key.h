@@ -17,7 +17,7 @@ struct HostKey {
   };
   std::vector<Component> components;
 
-  // False if a component is not known. Then no code can be kept for later processes.
+  // Returns false if a component is not known. Then no code can be kept for later processes.
   bool complete() const;
   std::string text() const;  // one line for each component: "name: value"
   static HostKey parse(std::string_view text);
@@ -28,7 +28,7 @@ struct HostDifference {
   std::string text;        // "cpu: there avx512f avx512bw, here fma4"
 };
 HostDifference compare(const HostKey& there, const HostKey& here);
-// OK if code from an artifact with the key text `there` may run on this host; else kFailedPrecondition with the
+// Returns OK if code from an artifact with the key text `there` may run on this host; else kFailedPrecondition with the
 // difference. A host without the compiler does not know the compiler's version and accepts code of every version.
 absl::Status accepts(const HostKey& here, std::string_view there);
 

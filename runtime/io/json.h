@@ -1,6 +1,6 @@
 // A strict pull parser of JSON (RFC 8259) for untrusted files. The caller asks for the value that its format allows
-// next. Anything else (a float instead of a count, one more level of nesting) is an error at its byte. Nothing is
-// stored that the caller did not ask for: the reader holds one string at a time.
+// next. Anything else (a float instead of a count, one more level of nesting) is an error that names its byte offset.
+// Nothing is stored that the caller did not ask for: the reader holds one string at a time.
 //
 //   JsonReader json(path, text);
 //   json.object([&](std::string& key) { sizes[key] = json.unsigned_integer(); });
@@ -29,14 +29,14 @@ class JsonReader {
   // Calls `element` before each value; `element` must read exactly that value.
   void array(absl::FunctionRef<void()> element);
   std::string string();
-  // Digits only: no sign, fraction or exponent; at most 2^64 - 1.
+  // Reads an integer of digits only, without a sign, fraction or exponent; at most 2^64 - 1.
   uint64_t unsigned_integer();
-  // The text of any number, checked against the grammar.
+  // Reads any number and returns its text, checked against the grammar.
   std::string_view number();
   bool boolean();
   // Reads past one value of any kind, nested at most kMaxDepth deep.
   void skip();
-  // The first character of the next value, which shows its kind: one of { [ " t f n - or a digit; 0 at the end.
+  // Returns the first character of the next value, which shows its kind: one of { [ " t f n - or a digit; 0 at the end.
   char peek();
   // Throws unless only whitespace is left.
   void finish();
@@ -61,7 +61,7 @@ class JsonReader {
 
 // Appends `text` as a JSON string, quotes included. REQUIRES: valid UTF-8.
 void append_json_string(std::string& out, std::string_view text);
-// A name from a file as an error message shows it: escaped, in quotes, cut to a readable length.
+// Returns a name from a file as an error message shows it: escaped, in quotes, cut to a readable length.
 std::string shown(std::string_view name);
 
 }  // namespace rondo::io

@@ -31,12 +31,13 @@ struct KernelFile {
 };
 
 std::string pack(const KernelFile& file);
-// Errors: kFailedPrecondition for another version of the format, kInvalidArgument with the reason for damaged bytes.
+// Reads a file of kernels. Errors: kFailedPrecondition for another version of the format, kInvalidArgument with the
+// reason for damaged bytes.
 absl::StatusOr<KernelFile> unpack(std::string_view bytes);
 
 // Returns the bytes of an artifact file.
 std::string pack_artifact(const std::vector<KernelFile>& sections);
-// The same errors as unpack().
+// Reads an artifact file. Errors as for unpack().
 absl::StatusOr<std::vector<KernelFile>> unpack_artifact(std::string_view bytes);
 
 }  // namespace rondo::io

@@ -7,7 +7,8 @@
 
 namespace rondo::io {
 
-// REQUIRES: mutex_ is held.
+// Keeps an object in memory. If kMostHeld are held, first drops the least recently used quarter. REQUIRES: mutex_ is
+// held.
 void ObjectStore::hold(const std::string& text, std::string object, bool from_artifact) {
   if (held_.size() >= kMostHeld) {
     std::vector<uint64_t> ages;
@@ -54,7 +55,7 @@ ObjectStore::From ObjectStore::find_or_make(const std::string& text, Read read,
     being_made_.insert(text);
   }
   // Runs whether the object was made or making it failed. Each thread that waited then looks for the object again, and
-  // makes it if it is not there.
+  // makes it if it is still missing.
   const absl::Cleanup done = [&] {
     const std::lock_guard lock(mutex_);
     being_made_.erase(text);

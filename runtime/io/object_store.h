@@ -27,7 +27,7 @@ namespace rondo::io {
 
 class ObjectStore {
  public:
-  // Bound of what is kept in memory: 8,192 kernels have about 80 MB.
+  // The most objects that are kept in memory: 8,192 kernels have about 80 MB.
   static constexpr size_t kMostHeld = 8192;
 
   ObjectStore(DiskCacheOptions disk, HostKey host) : host_(host), disk_(std::move(disk), std::move(host)) {}
@@ -45,7 +45,7 @@ class ObjectStore {
   // Keeps an object in memory and on disk. Replaces an earlier object of the same text.
   void add(const std::string& text, std::string object);
 
-  // All objects in memory, ordered by text, with the key of this store: for an artifact.
+  // Returns all objects in memory, ordered by text, with the key of this store: for an artifact.
   KernelFile contents() const;
   // Adds the objects of an artifact to memory if `check` accepts all of them, otherwise none. Objects that the store
   // already has are not replaced. The caller has checked the file's key (io::accepts).
@@ -54,7 +54,7 @@ class ObjectStore {
   bool has_artifacts() const;
   size_t forget();  // drops the objects in memory; returns their number
 
-  // Texts of some objects on disk and in memory, to explain a miss.
+  // Returns the texts of some objects on disk and in memory, to explain a miss.
   std::vector<std::string> some_texts(size_t at_most_each) const;
   const HostKey& host() const { return host_; }
   const DiskCache& disk() const { return disk_; }

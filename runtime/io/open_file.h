@@ -25,9 +25,9 @@ class OpenFile {
   OpenFile& operator=(const OpenFile&) = delete;
 
   const std::string& path() const { return path_; }
-  // The size in bytes when the file was opened.
+  // Returns the size in bytes when the file was opened.
   uint64_t size() const { return size_; }
-  // Throws FileError if the file ends before offset + bytes.
+  // Copies `bytes` bytes from `offset` on to `out`. Throws FileError if the file ends before offset + bytes.
   void read(uint64_t offset, void* out, size_t bytes) const;
 
  private:

@@ -11,8 +11,8 @@ enum class Links {
 };
 
 // Returns a descriptor, which the caller closes. `flags` are those of open(2), with O_WRONLY or O_RDWR. A missing file
-// is created with `mode`; an existing file is not truncated. Throws FileError, also if `path` is not a regular file. It
-// never waits for the other end of a FIFO or a device.
+// is created with `mode`; an existing file is not truncated. Throws FileError, also if `path` is not a regular file.
+// Never waits for the other end of a FIFO or a device.
 int open_to_write(const std::string& path, int flags, Links links, int mode = 0666);
 
 }  // namespace rondo::io

@@ -111,7 +111,8 @@ class Walk {
     return absl::PermissionDeniedError(absl::StrCat("its folder is not safe: ", path, ": ", reason));
   }
 
-  // Others can create a link in a sticky folder. It decides where the walk goes, so this user or root must own it.
+  // Goes on at the target of a symbolic link. Others can create a link in a sticky folder, and the link decides where
+  // the walk goes, so this user or root must own the link.
   absl::Status follow(int link, uid_t owner, const std::string& path) {
     char target[PATH_MAX];
     const ssize_t n = ::readlinkat(link, "", target, sizeof target);
@@ -141,7 +142,7 @@ TrustedFile::~TrustedFile() {
 }
 
 absl::StatusOr<std::string> TrustedFile::read() const { return read_all(fd_); }
-// Not "/proc/self": a debugger also opens this path, and "self" would be the debugger.
+// Names the process by its id, not by "self": a debugger also opens this path, and "self" would be the debugger.
 std::string TrustedFile::loadable_path() const { return absl::StrCat("/proc/", ::getpid(), "/fd/", fd_); }
 
 std::string distrust(int fd) { return distrust(fd, false); }

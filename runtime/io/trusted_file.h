@@ -7,9 +7,9 @@
 // A path that is looked up twice may name two files: someone who can rename a file or folder on the path can swap it
 // between the check and the use. So the path is walked once, from the root, and each folder is opened relative to the
 // one before it. Each must belong to this user or to root, and nobody else may write to it. One exception: a folder
-// with the sticky bit, such as /tmp, where everybody may create files but only their owners may rename them. It is
-// allowed, because the next component of the path is checked like any other. This walk follows symbolic links itself;
-// the kernel does not. Both the check and the use work on open files, which a rename does not change.
+// with the sticky bit, such as /tmp, where everybody may create files but only their owners may rename them. This
+// folder is allowed, because the next component of the path is checked like any other. The walk follows symbolic links
+// itself; the kernel does not. Both the check and the use work on open files, which a rename does not change.
 #pragma once
 
 #include <string>
@@ -33,7 +33,7 @@ class TrustedFile {
 
   // Returns the contents. Error kInvalidArgument if the file is larger than kernels can be.
   absl::StatusOr<std::string> read() const;
-  // A path that leads to this open file, even if the original path was renamed. Valid while this object lives.
+  // Returns a path that leads to this open file, even if the original path was renamed. Valid while this object lives.
   std::string loadable_path() const;
 
  private:
@@ -41,10 +41,10 @@ class TrustedFile {
   int fd_ = -1;
 };
 
-// Returns "" if this process may run code from the open file or folder, else the reason why not. It must belong to this
-// user or to root, and nobody else may write to it.
+// Returns "" if this process may run code from the open file or folder, else the reason why not. The file or folder
+// must belong to this user or to root, and nobody else may write to it.
 std::string distrust(int fd);
-// The same for a folder whose files hold code.
+// Like distrust(), for the folder at `path`, whose files hold code.
 std::string distrust_folder(const std::string& path);
 
 // Returns the bytes of a regular file that distrust() accepts; the folders of its path are not checked. This is enough

@@ -13,7 +13,7 @@ struct CodePoint {
   int length = 0;  // in bytes; 0 if the bytes are not valid UTF-8
 };
 
-// The code point at text[at]; REQUIRES: at < text.size().
+// Decodes the code point at text[at]. REQUIRES: at < text.size().
 inline CodePoint decode_utf8(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
   const uint32_t lead = byte(0);
@@ -30,7 +30,7 @@ inline CodePoint decode_utf8(std::string_view text, size_t at) {
   return {value, length};
 }
 
-// The number of bytes from `at` on up to the first that is not valid UTF-8.
+// Returns the number of bytes from `at` on up to the first that is not valid UTF-8.
 inline size_t valid_utf8_prefix(std::string_view text, size_t at = 0) {
   const size_t start = at;
   while (at < text.size()) {
@@ -42,7 +42,7 @@ inline size_t valid_utf8_prefix(std::string_view text, size_t at = 0) {
 }
 inline bool is_valid_utf8(std::string_view text) { return valid_utf8_prefix(text) == text.size(); }
 
-// REQUIRES: `value` is a Unicode scalar value.
+// Appends a code point as UTF-8. REQUIRES: `value` is a Unicode scalar value.
 inline void append_utf8(std::string& out, uint32_t value) {
   const auto push = [&](uint32_t byte) { out.push_back(static_cast<char>(byte)); };
   if (value < 0x80) return push(value);

@@ -51,7 +51,7 @@ class AlignedText {
   AlignedText(bool tracked, size_t longest) : tracked_(tracked), longest_(longest) {}
 
   void push(uint32_t point, Span source);
-  void push(const Piece& piece, size_t begin, size_t end);  // unchanged bytes of `piece`
+  void push(const Piece& piece, size_t begin, size_t end);  // copies bytes of `piece` unchanged
   void reserve(size_t bytes) { text_.reserve(bytes); }
   Piece piece() const { return {text_, tracked_ ? origin_.data() : nullptr, 0, tracked_}; }
   bool tracked() const { return tracked_; }

@@ -35,7 +35,7 @@ class Bpe : public Model {
   int32_t unk_id() const;
 
   BpeOptions options_;
-  HashMap<uint64_t, Merge> merges_;  // by left id << 32 | right id
+  HashMap<uint64_t, Merge> merges_;  // the merge of each pair, by left id << 32 | right id
   // byte_level: the token of each byte by its place in the word: [is not first][is last][byte]; -1: none.
   std::array<std::array<std::array<int32_t, 256>, 2>, 2> byte_ids_{};
   std::array<int32_t, 256> fallback_ids_{};  // byte_fallback: ids of <0x00> to <0xFF>
@@ -133,7 +133,7 @@ void Bpe::symbols_of(std::string_view word, Scratch& scratch) const {
   if (unknown) symbols.push_back(*unknown);
 }
 
-// Takes quadratic time, but is faster than a queue for words of usual length.
+// Merges without a queue. This takes quadratic time, but is faster for words of usual length.
 void Bpe::merge_short(Scratch& scratch) const {
   constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
   std::vector<Token>& symbols = scratch.symbols;
@@ -164,8 +164,8 @@ void Bpe::merge_short(Scratch& scratch) const {
   symbols.resize(n);
 }
 
-// Uses a queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of its
-// symbols has changed; it is then skipped.
+// Merges with a queue of candidate pairs over a linked list of symbols: O(n log n). A candidate is stale after one of
+// its symbols has changed; it is then skipped.
 void Bpe::merge_long(std::vector<Token>& symbols) const {
   struct Link {
     int32_t previous, next;

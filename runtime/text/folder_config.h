@@ -25,10 +25,10 @@ struct FolderConfig {
   // Roles whose field is null. No token has such a role, not even the default token of the class.
   std::vector<std::string SpecialNames::*> without{};
   bool has_decoder = false;         // the field added_tokens_decoder exists, so the older files are not read
-  std::vector<AddedToken> added{};  // added_tokens_decoder
+  std::vector<AddedToken> added{};  // the tokens in added_tokens_decoder
   // Tokens of added_tokens.json. Tokens of tokenizer.json with the same ids replace them.
   std::vector<AddedToken> older{};
-  std::vector<AddedToken> special{};  // the tokens that `names` gives
+  std::vector<AddedToken> special{};  // the tokens whose texts are in `names`
   // Model-specific tokens by name, such as image_token. They come from an object extra_special_tokens, from single
   // fields, and from model_specific_special_tokens. If a name occurs twice, the last one counts.
   std::vector<std::pair<std::string, AddedToken>> named{};

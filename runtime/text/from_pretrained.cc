@@ -134,7 +134,8 @@ std::vector<std::string> more_templates(const std::string& folder) {
   return names;
 }
 
-// If there are template files, they replace all templates of the field in tokenizer_config.json.
+// Returns the chat templates by name. Template files, if there are any, replace all templates in the field
+// chat_template of tokenizer_config.json.
 std::map<std::string, ChatTemplateText> folder_templates(const std::string& folder, const Config& config) {
   std::map<std::string, ChatTemplateText> out;
   const auto read = [&](const std::string& name, const std::string& path) {
@@ -227,7 +228,7 @@ void read_config(const std::string& path, Config& out) {
   });
   json.finish();
   for (const NamedTokens* tokens : {&extra, &alone, &specific}) set_named(*tokens, out.named);
-  // The older field counts if the newer one is missing or empty.
+  // additional_special_tokens, the older field, counts if extra_special_tokens is missing or empty.
   if (out.additional && extra.empty() && (!out.extra || out.extra->empty())) {
     out.extra = std::move(out.additional);
     out.additional.reset();

@@ -45,7 +45,7 @@ class Vocabulary {
   }
   // Returns one more than the largest id.
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
-  // The number of tokens.
+  // Returns the number of tokens.
   int64_t count() const { return static_cast<int64_t>(ids_.size()); }
 
  private:
@@ -102,12 +102,12 @@ class Model {
 struct BpeOptions {
   // True: the symbols of a word are bytes, spelled in GPT-2's alphabet. False: they are code points.
   bool byte_level = false;
-  std::string prefix{}, suffix{};  // of symbols that do not begin a word; of symbols that end a word
+  std::string prefix{}, suffix{};  // of symbols that do not begin, or that end, a word
   std::optional<std::string> unk_token{};
   bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
 };
 using MergeList = std::vector<std::pair<std::string, std::string>>;
-// Throws FileError if a merge names a token that is not in the vocabulary. `path` is for errors.
+// Makes a BPE model. Throws FileError if a merge names a token that is not in the vocabulary. `path` is for errors.
 std::unique_ptr<const Model> make_bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options,
                                       const std::string& path);
 // Reads merges.txt.

@@ -39,7 +39,7 @@ constexpr CategoryName kCategoryNames[] = {
 struct Node {
   enum Kind { kSet, kSequence, kAlternatives, kLook, kRepeat } kind = kSequence;
   uint32_t set = 0;              // kSet
-  std::vector<Node> children{};  // one for kLook and kRepeat
+  std::vector<Node> children{};  // kLook and kRepeat have one child
   uint32_t min = 1, max = 1;     // kRepeat
   bool possessive = false;       // kRepeat
   bool negative = false;         // kLook
@@ -355,7 +355,7 @@ class PatternParser {
     return checked(point);
   }
 
-  // Reads a class after its '['.
+  // Reads a character class whose '[' was just read.
   PointSet char_class(int depth) {
     if (depth == kMaxDepth) fail("nests too deeply");
     PointSet set;

@@ -39,7 +39,8 @@ void make_roberta_template(PostProcessor& out);
 std::optional<Truncation> read_truncation(io::JsonReader& json);
 std::optional<Padding> read_padding(io::JsonReader& json);
 
-// Throws Error if the strategy cannot shorten the texts enough.
+// Shortens the texts so that they and the added tokens have at most max_length tokens. Throws Error if the strategy
+// cannot shorten the texts enough.
 void truncate(std::vector<Encoding>& texts, const Truncation& truncation, int64_t added_tokens);
 void pad(std::span<Encoding> batch, const Padding& padding);
 

@@ -23,9 +23,9 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
-  // Throws Error on an id outside [0, vocab_size()).
+  // Returns the text of the ids. Throws Error on an id outside [0, vocab_size()).
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
-  // For i64 ids, as in tensors and from nn::generate().
+  // As above, for i64 ids, as in tensors and from nn::generate().
   std::string decode(std::span<const int64_t> ids) const;
   virtual int64_t vocab_size() const = 0;
 };
@@ -46,7 +46,7 @@ class CharTokenizer : public Tokenizer {
  public:
   using Tokenizer::decode;
   static CharTokenizer from_text(std::string_view text);
-  // {"type": "char", "vocabulary": ["\n", " ", ..]}; `path` names the file in errors. Throws FileError.
+  // Reads {"type": "char", "vocabulary": ["\n", " ", ..]}; `path` names the file in errors. Throws FileError.
   static CharTokenizer from_json(std::string_view json, const std::string& path);
   static CharTokenizer load(const std::string& path);
   std::string to_json() const;

@@ -63,10 +63,11 @@ class PreTrainedTokenizer : public io::Tokenizer {
   std::vector<Encoding> encode_batch(std::span<const std::string_view> texts, const EncodeOptions& options = {}) const;
   std::vector<Encoding> encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options = {}) const;
 
-  // Skips ids that name no token: a model with a padded vocabulary can generate them. Throws Error on a negative id.
+  // Returns the text of the ids. Skips ids that name no token: a model with a padded vocabulary can generate them.
+  // Throws Error on a negative id.
   std::string decode(std::span<const int32_t> ids) const override;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options) const;
-  // For generated tokens (modules/generation/generation.h).
+  // As above, for generated tokens (modules/generation/generation.h).
   std::string decode(std::span<const int64_t> ids, const DecodeOptions& options = {}) const;
 
   // Returns one more than the largest id, added tokens included.
@@ -81,13 +82,14 @@ class PreTrainedTokenizer : public io::Tokenizer {
   // Returns the ids that the template puts before a single text: {bos} for Llama, nothing for GPT-2.
   std::vector<int32_t> opening_ids() const;
 
-  // Ids of the tokens that tokenizer_config.json or special_tokens_map.json, in the folder of the vocabulary, name for
-  // these roles; -1 if they name none.
+  // Return the ids of the tokens that tokenizer_config.json or special_tokens_map.json, in the folder of the
+  // vocabulary, name for these roles; -1 if they name none.
   int32_t bos_token_id() const;
   int32_t eos_token_id() const;
   int32_t unk_token_id() const;
   int32_t pad_token_id() const;
-  // nullopt if the file gives no length, or a huge length that means "no limit".
+  // Returns the length in tokens of the model's longest input. nullopt if the file gives no length, or a huge length
+  // that means "no limit".
   std::optional<int64_t> model_max_length() const;
   // True if the folder has a chat template: see chat/chat.h.
   bool has_chat_template() const;

@@ -200,7 +200,8 @@ std::unique_ptr<TokenizerParts> read_whole_file(const std::string& path, const s
           throw FileError(config.path, absl::StrCat("added_tokens_decoder lacks ", io::shown(token),
                                                     ", which tokenizer.json has: make the two agree"));
   }
-  // In the order in which tokens get ids: those of added_tokens_decoder by id, those with a role, then the others.
+  // The tokens, in the order in which they get ids: those of added_tokens_decoder by id, those with a role, then the
+  // others.
   amendments.tokens = config.added;
   for (const AddedToken& token : config.older)
     if (std::find(facts.added_ids.begin(), facts.added_ids.end(), token.id) == facts.added_ids.end())

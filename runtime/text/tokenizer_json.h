@@ -16,7 +16,7 @@ namespace rondo::text {
 inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
 // Changes that the other files of a folder make to tokenizer.json (tokenizer_class.cc).
 struct Amendments {
-  // JSON that replaces this part of the file; empty: the file's own part.
+  // JSON texts. Each replaces the part of the file that has its name; empty: the file's own part stays.
   std::string normalizer{}, pre_tokenizer{}, decoder{};
   // Tokens, identified by their text. A token that is not in the file is added after the file's tokens, with the next
   // id. A token in the file keeps its id; it gets the flags given here if the id given here is not negative.

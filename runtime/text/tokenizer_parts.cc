@@ -211,7 +211,7 @@ Encoding TokenizerParts::encode_texts(std::span<const std::string_view> texts, c
   for (size_t i = 0; i < texts.size(); ++i) encode(texts[i], options, false, scratch, parts[i], spaces[i]);
   const auto& how = options.truncation ? options.truncation : truncation;
   if (how) truncate(parts, *how, options.add_special_tokens ? post_processor.added_tokens(texts.size() > 1) : 0);
-  if (post_processor.trim_offsets)  // after truncation, so that the first remaining token counts as the first
+  if (post_processor.trim_offsets)  // trims after truncation: the first remaining token counts as the first
     for (size_t i = 0; i < texts.size(); ++i) {
       const size_t cut = how && how->side == Side::kLeft ? spaces[i].size() - parts[i].size() : 0;
       trim_offsets(parts[i].offsets, std::span(spaces[i]).subspan(cut), post_processor.add_prefix_space);

@@ -15,7 +15,7 @@
 
 namespace rondo::text {
 
-// In the order of unicode_data.inc.
+// The general categories, in the order of unicode_data.inc.
 enum Category : uint8_t {
   kCn,
   kLu,
@@ -48,7 +48,7 @@ enum Category : uint8_t {
   kCs,
   kCo,
 };
-// One bit per category, so that a set of categories is one number.
+// Returns the bit of a category. A set of categories is one number with several bits.
 constexpr uint32_t bit(Category category) { return uint32_t{1} << category; }
 inline constexpr uint32_t kLetter = bit(kLu) | bit(kLl) | bit(kLt) | bit(kLm) | bit(kLo);
 inline constexpr uint32_t kMark = bit(kMn) | bit(kMc) | bit(kMe);
@@ -61,7 +61,7 @@ inline constexpr uint32_t kOther = bit(kCn) | bit(kCc) | bit(kCf) | bit(kCs) | b
 // REQUIRES, for all functions of this file: point <= 0x10FFFF.
 Category category(uint32_t point);
 inline bool is(uint32_t point, uint32_t categories) { return (bit(category(point)) & categories) != 0; }
-// Unicode's White_Space.
+// True for Unicode's White_Space.
 bool is_white_space(uint32_t point);
 // True for \w: alphabetic, marks, decimal digits, connectors. The reference has two regular expression engines. One
 // follows UTS 18 and adds U+200C and U+200D. The other, Oniguruma, matches the patterns of tokenizer files.

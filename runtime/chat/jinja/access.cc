@@ -11,7 +11,8 @@
 namespace rondo::text::jinja {
 namespace {
 
-// The public attributes of Python's types (3.11): an attribute of that name is a method and never a key of a dict.
+// The public attributes of Python's types (3.11). `value.name` with one of these names is the method, even if `value`
+// is a dict with this key.
 constexpr std::string_view kTextMethods[] = {
     "capitalize",   "casefold",   "center",    "count",       "encode",    "endswith",     "expandtabs",   "find",
     "format",       "format_map", "index",     "isalnum",     "isalpha",   "isascii",      "isdecimal",    "isdigit",

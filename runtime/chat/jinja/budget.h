@@ -122,7 +122,7 @@ template <class T> struct Charged {
   Charged() = default;
   template <class U> Charged(const Charged<U>&) noexcept {}
   T* allocate(size_t count) {
-    const size_t bytes = count * sizeof(T);  // containers never ask for more than fits
+    const size_t bytes = count * sizeof(T);  // does not overflow: containers check max_size() first
     Budget::take(bytes, 1 + bytes / (sizeof(T) == 1 ? 64 : 32));
     try {
       return std::allocator<T>().allocate(count);

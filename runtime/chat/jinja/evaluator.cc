@@ -268,7 +268,7 @@ Value Evaluator::call_macro(const Macro& macro, Given given) {
 struct Template::Impl {
   std::string name;
   Parsed parsed;
-  size_t bytes = 0;  // of the tree
+  size_t bytes = 0;  // bytes of the tree
 };
 
 Template::Template(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}

@@ -44,7 +44,7 @@ class Evaluator {
  public:
   // `line` always holds the line that is being evaluated. REQUIRES: a Budget in force as long as this lives.
   Evaluator(const RenderOptions& options, int& line) : options_(options), line_(line) {}
-  // Throws Error.
+  // Renders the template with the given variables. Throws Error.
   Rendered run(const Parsed& parsed, const std::vector<std::pair<std::string, Value>>& variables);
 
  private:
@@ -137,7 +137,7 @@ void refuse_named(std::string_view name, const Given& given);
 inline bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
 // Returns the text of a string. Throws Error, with `what` in its message, if `value` is no string.
 std::string_view need_text(const Value& value, const char* what);
-// str.replace(from, to, most); most < 0: no limit.
+// As Python's text.replace(from, to, most). most < 0: no limit.
 Text replace_text(std::string_view text, std::string_view from, std::string_view to, int64_t most);
 // Throws Error for a value that Python does not take as an integer.
 int64_t to_integer(const Value& value);

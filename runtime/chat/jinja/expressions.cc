@@ -383,7 +383,7 @@ Value Evaluator::repeated(const Value& value, int64_t times) {
   refuse_operands(Expression::kMul, value, Value::integer(times));
 }
 
-// "..." % values: %s, %r, %d, %i, %f with a precision, and %%.
+// Formats as Python's "..." % values. Supports %s, %r, %d, %i, %f with a precision, and %%.
 Value Evaluator::percent_format(const Value& format, const Value& values) {
   const std::string_view text = format.text();
   Budget::convert(text.size());

@@ -13,7 +13,7 @@
 namespace rondo::text::jinja {
 namespace {
 
-// \r\n and \r become \n; one line break at the very end is removed.
+// Replaces \r\n and \r by \n, and removes one line break at the very end.
 std::string normalize_newlines(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -189,11 +189,11 @@ void Lexer::inside(std::string_view close, Token::Type end, bool eats_line) {
     }
     expression_token();
   }
-  // If the end of a tag is missing, the parser says so.
+  // If the end of a tag is missing, the parser reports it.
 }
 
 bool Lexer::number() {
-  // digits with single underscores between them
+  // Returns the end of the digits that begin at `from`; single underscores may stand between digits.
   const auto digits = [&](size_t from, int base) {
     size_t end = from;
     const auto is_one = [&](size_t i) {
@@ -309,7 +309,7 @@ void Lexer::string_literal() {
           i += digits - 1;
         } else if (static_cast<uint8_t>(kind) >= 0x80) {
           // jinja2 first replaces the character by an escape, such as \xe9. The backslash before the character then
-          // escapes the backslash of \xe9, and the text becomes another one.
+          // escapes the backslash of \xe9, so jinja2 gives a different text.
           fail("a backslash before a character that is not ASCII is not supported");
         } else {
           out.push_back('\\');

@@ -16,7 +16,7 @@ struct Token {
   Value number{};
 };
 
-// Throws TemplateError, which names the line.
+// Returns the tokens of a template. Throws TemplateError, which names the line.
 List<Token> tokenize(std::string_view source);
 
 }  // namespace rondo::text::jinja

@@ -7,7 +7,7 @@
 
 namespace rondo::text::jinja {
 
-// Throws TemplateError, which names the line.
+// Returns the tree of a template. Throws TemplateError, which names the line.
 Parsed parse_template(std::string_view source);
 
 }  // namespace rondo::text::jinja

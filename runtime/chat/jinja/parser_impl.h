@@ -1,4 +1,4 @@
-// The parser's class; parser.cc has its statements, parse_expressions.cc its expressions.
+// The class of the parser. parser.cc parses statements, parse_expressions.cc parses expressions.
 #pragma once
 
 #include <algorithm>
@@ -150,7 +150,7 @@ class Parser {
   int scopes_ = 0;                                 // enclosing bodies with names of their own
   int loops_ = 0;                                  // enclosing loops that a break may leave
   int for_depth_ = 0;                              // enclosing {% for %}, also for their else bodies
-  const Value::Dict* macro_parameters_ = nullptr;  // of the enclosing macro
+  const Value::Dict* macro_parameters_ = nullptr;  // parameters of the enclosing macro
   Parsed out_;
 };
 

@@ -304,7 +304,7 @@ size_t find_text(std::string_view text, std::string_view wanted, Finder::Directi
 }
 
 std::string_view strip_text(std::string_view text, Ends ends, std::optional<std::string_view> chars) {
-  List<uint32_t> points;  // of `chars`, sorted
+  List<uint32_t> points;  // the code points of `chars`, sorted
   if (chars) {
     Budget::convert(chars->size());
     for (size_t at = 0; at < chars->size();) points.push_back(next_point(*chars, at));
@@ -346,7 +346,7 @@ Parts split_text(std::string_view text, std::optional<std::string_view> separato
   Budget::convert(text.size());
   while (!text.empty()) {
     if (most == 0) {
-      out.push_back(text);  // with the white space behind it
+      out.push_back(text);  // the last part keeps the white space behind it
       break;
     }
     size_t end = 0;
@@ -379,7 +379,7 @@ Parts rsplit_text(std::string_view text, std::optional<std::string_view> separat
     Budget::convert(text.size());
     while (!text.empty()) {
       if (most == 0) {
-        out.push_back(text);  // with the white space before it
+        out.push_back(text);  // the first part keeps the white space before it
         break;
       }
       size_t begin = text.size();

@@ -14,10 +14,10 @@ namespace rondo::text::jinja {
 
 using Parts = List<std::string_view>;
 
-// str.isspace() of one code point: Unicode's White_Space, and the four separators of ASCII.
+// As Python's str.isspace() for one code point: true for Unicode's White_Space and the four separators of ASCII.
 bool is_python_space(uint32_t point);
 int64_t count_points(std::string_view text);
-// Byte where code point `index` begins; the size of the text for index = count_points(text).
+// Returns the byte where code point `index` begins; the size of the text for index = count_points(text).
 // REQUIRES: 0 <= index <= count_points(text).
 size_t byte_of_point(std::string_view text, int64_t index);
 // Returns `count` code points: those at start, start + step, start + 2 step, ... REQUIRES: all of these exist,
@@ -29,17 +29,17 @@ Text to_upper_text(std::string_view text);
 Text to_lower_text(std::string_view text);
 Text to_title_text(std::string_view text);
 Text capitalize_text(std::string_view text);
-// Jinja's filter `title`, which is not str.title().
+// As Jinja's filter `title`, which differs from Python's str.title().
 Text title_words(std::string_view text);
 
 // Finds one text in others, in time linear in both (Knuth, Morris, Pratt 1977).
 //
 //   const Finder finder("aab");
-//   size_t begin = finder.find(text);     // npos: it is not there
+//   size_t begin = finder.find(text);     // npos: not found
 class Finder {
  public:
   enum Direction { kForwards, kBackwards };
-  // Keeps a reference. REQUIRES: `wanted` is not empty.
+  // Keeps a reference to `wanted`. REQUIRES: `wanted` is not empty.
   explicit Finder(std::string_view wanted, Direction direction = kForwards);
   // Returns the position of the first match; kBackwards: of the last one.
   size_t find(std::string_view text) const;
@@ -56,20 +56,20 @@ class Finder {
 size_t find_text(std::string_view text, std::string_view wanted, Finder::Direction direction = Finder::kForwards);
 
 enum class Ends { kBoth, kLeft, kRight };
-// str.strip(chars); without `chars`, white space.
+// As Python's text.strip(chars). Without `chars`, strips white space.
 std::string_view strip_text(std::string_view text, Ends side, std::optional<std::string_view> chars = std::nullopt);
-// str.split(separator, most) and str.rsplit(). Without `separator`, at runs of white space. most < 0: no limit.
-// REQUIRES: a separator is not empty.
+// As Python's text.split(separator, most) and rsplit(). Without `separator`, splits at runs of white space. most < 0:
+// no limit. REQUIRES: the separator is not empty.
 Parts split_text(std::string_view text, std::optional<std::string_view> separator, int64_t most);
 Parts rsplit_text(std::string_view text, std::optional<std::string_view> separator, int64_t most);
 Parts split_lines(std::string_view text, bool keep_ends);
 
-// str.isalpha() and so on: at least one character, and all of the class.
+// As Python's text.isalpha() and so on: true if the text has at least one character and all are of the class.
 enum class TextClass { kAlpha, kAlnum, kDigit, kDecimal, kNumeric, kSpace, kLower, kUpper, kAscii, kTitle };
 bool is_class(std::string_view text, TextClass wanted);
 bool is_printable(uint32_t point);
 
-// repr() of a str and of a float.
+// As Python's repr() of a str and of a float.
 Text repr_text(std::string_view text);
 std::string repr_float(double value);
 

@@ -31,7 +31,8 @@ template <class Key> Value sorted(const Values& items, Key key, bool reverse) {
   Value::Items keyed;
   keyed.reserve(items.size());
   for (const Value& item : items) keyed.emplace_back(key(item), item);
-  // Python keeps the order of equal items in a descending sort, too.
+  // Python keeps the order of equal items in a descending sort, too. So the items are reversed before the stable sort,
+  // and the result after it.
   if (reverse) std::reverse(keyed.begin(), keyed.end());
   List<size_t> order(keyed.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -97,7 +98,7 @@ Value Evaluator::map(const Value& value, Given& arguments) {
   return mapped(value, held, [this, name, rest](const Value& item) { return filter(name, item, rest); });
 }
 
-// select, reject, selectattr, rejectattr
+// Runs the filters select, reject, selectattr and rejectattr.
 Value Evaluator::select(std::string_view name, const Value& value, Given& arguments) {
   Values held = arguments.positional;
   held.push_back(value);
@@ -131,7 +132,7 @@ Value Evaluator::select(std::string_view name, const Value& value, Given& argume
       held);
 }
 
-// Filters that compare items.
+// Runs filters that compare items.
 std::optional<Value> Evaluator::ordering_filter(std::string_view name, const Value& value, Given& arguments) {
   if (name == "dictsort") {
     const auto at = bind(std::move(arguments), {"case_sensitive", "by", "reverse"});
@@ -183,7 +184,7 @@ std::optional<Value> Evaluator::ordering_filter(std::string_view name, const Val
   return std::nullopt;
 }
 
-// Filters that choose or divide items by position.
+// Runs filters that choose or divide items by position.
 std::optional<Value> Evaluator::position_filter(std::string_view name, const Value& value, Given& arguments) {
   const auto none = [&] { bind(std::move(arguments), {}); };
   if (name == "first") {

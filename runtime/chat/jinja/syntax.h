@@ -47,7 +47,7 @@ struct Expression : ChargedNode {
 
   Type type = kConstant;
   int line = 0;
-  int depth = 1;  // of the tree whose root this node is
+  int depth = 1;  // the depth of the tree whose root is this node
   std::string name{};
   Value constant{};
   Expressions parts{};
@@ -69,7 +69,7 @@ using Body = List<std::unique_ptr<Statement>>;
 struct Macro : ChargedNode {
   Value name;            // a text
   Values parameters;     // strings, all different
-  Expressions defaults;  // of the last parameters
+  Expressions defaults;  // the defaults of the last parameters
   Body body;
   Values unset;  // as Statement::unset
   int line = 0;
@@ -83,7 +83,7 @@ struct Statement : ChargedNode {
     kIf,           // branches; body of the first whose condition is null or true
     kSet,          // target = expression
     kSetBlock,     // target = what body renders, through filter expressions if there is one
-    kFilterBlock,  // body through expression
+    kFilterBlock,  // what body renders, through the filters of expression
     kWith,         // targets = expressions: body
     kMacro,        // macro
     kGeneration,   // body renders the assistant's text

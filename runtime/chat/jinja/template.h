@@ -26,7 +26,7 @@
 namespace rondo::text::jinja {
 
 struct RenderOptions {
-  // Collects what {% generation %} blocks render.
+  // True: notes which parts of the text {% generation %} blocks render (Rendered::generation).
   bool track_generation = false;
   // The time that strftime_now() formats; unset: now, in local time.
   std::optional<std::tm> now = std::nullopt;
@@ -44,7 +44,7 @@ struct Rendered {
 
 class Template {
  public:
-  // `name` appears in errors. Throws TemplateError.
+  // Parses a template. `name` appears in errors. Throws TemplateError.
   static Template parse(std::string_view source, std::string name, const Limits& limits = {});
   Template(Template&&) noexcept;
   Template& operator=(Template&&) noexcept;
@@ -52,9 +52,9 @@ class Template {
 
   // Throws TemplateError, and TemplateCancelled.
   Rendered render(const std::vector<std::pair<std::string, Value>>& variables, const RenderOptions& options = {}) const;
-  // True if it has a {% generation %} block.
+  // True if the template has a {% generation %} block.
   bool has_generation() const;
-  // Texts that the template itself writes, in quotes or between tags, separated by NULs.
+  // Returns the texts that the template itself writes, in quotes or between tags, separated by NULs.
   const std::string& literal_text() const;
 
  private:

@@ -17,7 +17,7 @@ Values texts(const Parts& parts) {
   return out;
 }
 
-// str.format() with fields such as {}, {0} and {name}, without conversions and format specifications.
+// As Python's format.format(...), for fields such as {}, {0} and {name}, without conversions and format specifications.
 Text braces_format(std::string_view format, const Given& given) {
   Budget::convert(format.size());
   Text out;
@@ -64,7 +64,7 @@ Text braces_format(std::string_view format, const Given& given) {
 // The part of a text that find(), count() ... search.
 struct Window {
   std::string_view text;
-  int64_t begin = 0;  // in code points
+  int64_t begin = 0;  // where the part begins in the whole text, in code points
 };
 std::optional<Window> window(std::string_view text, const std::optional<Value>& start,
                              const std::optional<Value>& stop) {
@@ -129,7 +129,7 @@ Text replace_text(std::string_view text, std::string_view from, std::string_view
   return out;
 }
 
-// Methods that look for a part of a text.
+// Runs methods that look for a part of a text.
 std::optional<Value> Evaluator::search_text(std::string_view text, std::string_view name, Given& given_arguments) {
   const auto number_or = [](const std::optional<Value>& value, int64_t unset) {
     return value ? to_integer(*value) : unset;

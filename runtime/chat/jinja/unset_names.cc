@@ -67,7 +67,7 @@ void load(const Expression* expression, Frame& frame) {
   load(expression->arguments, frame);
 }
 
-// ns.field = ... reads `ns`.
+// Notes that an assignment sets the names in `target`. `ns.field = ...` sets no name: it reads `ns`.
 void store(const Target& target, Frame& frame, bool in_branch) {
   for (const Target& part : target.parts) store(part, frame, in_branch);
   if (target.is_tuple) return;

@@ -50,7 +50,7 @@ class Value {
  public:
   struct Sequence {
     Values items;
-    const char* view = "";  // kView: its Python name
+    const char* view = "";  // kView: the view's name in Python
   };
   struct Dict;
   struct Range {
@@ -62,7 +62,7 @@ class Value {
   struct Method;
 
   Value() = default;  // undefined, without a reason
-  // `reason`: the message of the error when it is used.
+  // Makes an undefined value. `reason`: the message of the error that a use of this value raises.
   static Value undefined(std::string_view reason, bool unsafe = false);
   static Value none() { return Value(Kind::kNone); }
   static Value boolean(bool b);
@@ -75,7 +75,7 @@ class Value {
   static Value list(Values items) { return sequence(Kind::kList, std::move(items), ""); }
   static Value tuple(Values items) { return sequence(Kind::kTuple, std::move(items), ""); }
   static Value view(Values items, const char* name) { return sequence(Kind::kView, std::move(items), name); }
-  // Later values of a key replace earlier ones, in place. Throws Error for a key that Python cannot hash.
+  // Makes a dict. Later values of a key replace earlier ones, in place. Throws Error for a key that Python cannot hash.
   static Value dict(Items items);
   static Value range(int64_t start, int64_t stop, int64_t step);
   // An iterator that gets its items from `draw`, a bool(Value&) that returns false at the end. `held`: the values that
@@ -116,12 +116,12 @@ class Value {
   LoopState& loop() const { return *static_cast<LoopState*>(object_.get()); }
   const Macro& macro() const { return *static_cast<const Macro*>(object_.get()); }
   const Method& method() const { return *static_cast<const Method*>(object_.get()); }
-  // kFunction's name.
+  // Returns the name of a kFunction.
   std::string_view function() const { return text(); }
   // True if the two values are the same object, for `is sameas`.
   bool same_object(const Value& other) const;
 
-  // Python's name of the type, for messages.
+  // Returns Python's name of the type, for messages.
   std::string type_name() const;
   // Returns the message for a use of an undefined value.
   std::string reason() const;
@@ -194,15 +194,15 @@ struct Value::Method {
 // ---- What Python does with values. All throw Error with Python's reason, without a line.
 
 bool is_true(const Value& value);
-// As is_true(), for an optional argument: `unset` if it was not given.
+// As is_true(), for an optional argument. Returns `unset` if it was not given.
 inline bool is_true(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
-// ==, which also compares numbers of different types.
+// As Python's ==, which also compares numbers of different types.
 bool equals(const Value& a, const Value& b);
-// a < b. Throws for types that have no order.
+// As Python's a < b. Throws Error for types that have no order.
 bool is_less(const Value& a, const Value& b);
 // True if `value` can be a key of a dict.
 bool is_hashable(const Value& value);
-// str() and repr(). Throw for values of which Python prints an address.
+// As Python's str() and repr(). Throw Error for values of which Python prints an address.
 Text str(const Value& value);
 void append_repr(Text& out, const Value& value);
 
@@ -210,7 +210,7 @@ struct JsonStyle {
   bool ensure_ascii = false, sort_keys = false, multiline = false;
   Text indent{}, item_separator = ", ", key_separator = ": ";
 };
-// json.dumps(). Throws Error for values that JSON cannot express.
+// Appends what json.dumps() gives. Throws Error for values that JSON cannot express.
 void append_json(Text& out, const Value& value, const JsonStyle& style, int level = 0);
 // Returns a text of a template, cut to a readable length for a message.
 std::string abbreviated(std::string_view text);
