@@ -26,13 +26,13 @@ namespace rondo::compile {
 //
 // The process will run the code in an artifact: load one only from a place that nobody but you can write to.
 
-// Thrown when an artifact cannot be used here. path() is the file's path, or "artifacts" for a stream or a string.
+// Thrown when this process cannot use an artifact. path() is the file's path, or "artifacts" for a stream or a string.
 class ArtifactError : public FileError {
  public:
   enum class Cause : uint8_t {
     kDamaged,       // the bytes were changed or cut short, or are not an artifact
     kOtherVersion,  // made by another build of Rondo, or with another version of the compiler: make it again
-    kOtherMachine,  // its code is for another processor or architecture than those of the devices that are here
+    kOtherMachine,  // its code is for another processor or architecture than those of this machine's devices
   };
   ArtifactError(std::string path, Cause cause, std::string_view reason)
       : FileError(std::move(path), reason), cause_(cause) {}
@@ -67,7 +67,8 @@ struct CacheReport {
     std::string kernel;     // the kernel's text, or a name
     std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "nvrtc", "kernel", ...; or
                             // "by hand": a kernel of the runtime's own sources
-    std::string why;        // "cpu: there avx512f, here nothing more"; or "line 1: there "cols=768 ...", here ..."
+    std::string why;        // the difference ("there": in that entry): "cpu: there avx512f, here nothing more"; or
+                            // "line 1: there "cols=768 ...", here ..."
   };
   std::vector<Miss> missed;  // the latest 256
 };

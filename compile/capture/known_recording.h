@@ -39,8 +39,8 @@ class FollowingTrace : public WritingTrace {
   bool follows() const { return known_.graph != nullptr; }
   // True if exactly the calls of the known recording were made, and the same results are alive as at its end.
   bool is_known() const;
-  // While this follows a known recording: that recording, with the floats of an earlier call (this call's floats:
-  // known_floats()). Otherwise `graph`.
+  // While this follows a known recording: returns that recording, whose floats are those of an earlier call (the floats
+  // of this call are known_floats()). Otherwise returns `graph`.
   const Graph& recorded() const override { return follows() ? *known_.graph : graph; }
   // The float attributes of the calls so far. REQUIRES: follows().
   std::span<const double> known_floats() const { return known_floats_; }
@@ -72,11 +72,11 @@ class FollowingTrace : public WritingTrace {
   };
 
   SharedRandomState* const draws_;
-  KnownRecording known_;  // the one that is followed; null graph: none
-  size_t n_known_ = 0;    // calls so far, all equal to the known ones
+  KnownRecording known_;  // the recording that this follows; a null graph: this follows none
+  size_t n_known_ = 0;    // number of calls so far; all equal those of the known recording
   RecordedFloats known_floats_;
-  // Result handles to reuse, by value of the recording with number known_handles_of_. Undefined, or beyond
-  // the end: none.
+  // By value of the recording with the number known_handles_of_: the result handle to reuse. No handle can be reused
+  // for a value whose entry is undefined or missing.
   std::vector<Tensor> known_handles_;
   uint64_t known_handles_of_ = 0;
 };

@@ -57,8 +57,9 @@ class LoopSteps {
     friend bool operator==(const Step&, const Step&) = default;
   };
 
-  // True if a recording of `n` calls is to be searched: a few times in a long one, never in a short one. `varies`: the
-  // region has several recordings already, so that a loop of another length in each call is likely.
+  // True if it is time to search a recording of `n` calls for a loop. While a recording grows, it is searched a few
+  // times; a short recording is never searched. `varies`: the region has several recordings already, so that a loop of
+  // another length in each call is likely.
   static bool is_time_to_search(size_t n, bool varies) {
     return n >= (varies ? kShortestThatVaries : kShortest) && (n & (n - 1)) == 0;
   }
@@ -74,7 +75,7 @@ class LoopSteps {
   enum class Next : uint8_t {
     kRecord,
     kCutAndRecord,  // a piece of complete_steps() steps is complete: run it, then record the call
-    kEnd,           // the call is not the loop's next one
+    kEnd,           // the call is not the next call of the loop's step, so the loop has ended
   };
   Next next(const Line& line);
   // The number of steps in the complete piece. 0: it is the piece in which the loop was found.
@@ -88,7 +89,7 @@ class LoopSteps {
   void forget() { *this = LoopSteps(); }
 
  private:
-  static constexpr size_t kShortest = 128;  // calls of a recording: usual blocks are shorter
+  static constexpr size_t kShortest = 128;  // calls; shorter recordings, such as those of most blocks, are not searched
   static constexpr size_t kShortestThatVaries = 16;
 
   Step step_;      // without lines: no loop has been found
@@ -96,14 +97,14 @@ class LoopSteps {
   int steps_ = 0;  // whole steps since the latest cut
   int complete_ = 0;
   bool learns_ = false;    // the first step is running, and step_ takes its parameters
-  bool in_first_ = false;  // in the piece in which the loop was found, whose views are recorded
+  bool in_first_ = false;  // the calls belong to the piece in which the loop was found; that piece records its views
 };
 
 // The few loops that were found most recently in the recordings of a region. Thread safe.
 class KnownLoops {
  public:
   using Steps = std::vector<LoopSteps::Step>;
-  // Null: none.
+  // Returns null if no loop is known.
   std::shared_ptr<const Steps> steps() const;
   void add(const LoopSteps::Step& step);
   void forget();

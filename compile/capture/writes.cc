@@ -38,7 +38,7 @@ constexpr const char* kUnreadableView = "somebody holds a view that could not be
 constexpr const char* kOldHistory =
     "the tensor keeps its history, and hooks would see the gradients of earlier versions";
 
-// The tensor that holds everything a write to `target` may reach.
+// Returns the tensor that contains all memory that a write to `target` may change: the base of a view, else `target`.
 const Tensor& base_of(const Tensor& target) {
   const AutogradMeta* meta = target.impl()->autograd.get();
   return meta != nullptr && meta->base.defined() ? meta->base : target;
@@ -429,8 +429,8 @@ ValueId WritingTrace::renew(TensorImpl& impl) {
   const ValueId before = impl.recorded_value, now = renewed(before);
   if (now == before) return now;
   Tensor& known = handles_[static_cast<size_t>(before)];
-  // Nothing to do for a handle that only the recording holds. Nor for a value that is the whole memory: advance() has
-  // already moved its user's handle.
+  // Does nothing for a handle that only the recording holds. Does nothing for a value that is the whole memory, either:
+  // advance() has already moved its user's handle.
   if (known.impl() != &impl || graph.value(before).root == before) return now;
   return move_to(impl, now);
 }

@@ -46,8 +46,8 @@ class WritingTrace : public Trace {
     // The tensor from outside that covers all that is written. Undefined: the recording itself made the memory.
     Tensor tensor;
     int32_t input = -1;     // the position of `tensor` in graph.inputs
-    bool recorded = false;  // `tensor` gets a history here; its handle stands for a recorded value until the run
-    ValueId first = kNoValue, current = kNoValue;  // versions; each is dense and its own root
+    bool recorded = false;  // the recording gives `tensor` a history; its handle stands for a value until the run
+    ValueId first = kNoValue, current = kNoValue;  // versions of the memory; each is dense and its own root
     std::vector<Tensor> others = {};  // other tensors from outside that were read in this memory; kept alive
   };
   const std::vector<Memory>& memories() const { return memories_; }
@@ -62,7 +62,7 @@ class WritingTrace : public Trace {
   // The Memory that holds a call's target; it is added if it is new. Null if the write cannot be recorded: then `why`
   // is the reason.
   Memory* memory_to_write(const Tensor& target, bool differentiable, const char*& why);
-  // These return null if the write can be recorded, otherwise the reason why it is a graph break.
+  // The next three functions return null if the write can be recorded, otherwise the reason why it is a graph break.
   const char* write_break_reason(const Tensor& target, bool differentiable, std::source_location where,
                                  std::span<const Tensor* const> inputs, const OpDef& op) const;
   // `base`: no recorded call has written its memory.
@@ -81,7 +81,7 @@ class WritingTrace : public Trace {
                            const Attrs& numbers, bool differentiable, std::source_location where);
   ValueId record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs, Tensor result,
                          std::source_location where);
-  // Makes the user's handle of memory from outside stand for recorded values from here on.
+  // From this call on, the user's handle of a tensor from outside stands for recorded values.
   void adopt(Memory& memory);
   // Makes `next` the current version of the memory.
   void advance(Memory& memory, ValueId next);
@@ -90,7 +90,7 @@ class WritingTrace : public Trace {
   ValueId rebuild_view(ValueId view, ValueId root);
   ValueId rebuild_view_with_history(ValueId view, ValueId root);
   ValueId rebuild_as_view_of_root(ValueId view, ValueId root, bool with_history);
-  // As renewed(), for a user's handle, which stands for the result from here on.
+  // As renewed(), but for a user's handle. From this call on, the handle stands for the returned value.
   ValueId renew(TensorImpl& handle);
   ValueId move_to(TensorImpl& handle, ValueId now);
   bool may_stay_stale(ValueId id) const;

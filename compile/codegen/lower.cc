@@ -62,7 +62,8 @@ class UnitLowering final : public LoopBuilder {
     return std::move(result_);
   }
 
-  // A name made of the unit's first ops, such as layer_norm_mul_gelu_and_3_more, for dumps, debuggers and profilers.
+  // Returns a name made of the unit's first ops, such as layer_norm_mul_gelu_and_3_more, for dumps, debuggers and
+  // profilers.
   std::string name() const {
     std::string text;
     constexpr size_t kNamed = 4;
@@ -300,7 +301,7 @@ class UnitLowering final : public LoopBuilder {
         append({.op = LoopOp::kStore, .type = v.type, .a = v.id, .index = add_operand(operand, id)}, place).id);
   }
 
-  // ---- From the list of instructions to stages
+  // ---- Makes the kernel's stages from the list of instructions
 
   void finish() {
     LoopKernel& kernel = result_.kernel;

@@ -25,9 +25,9 @@ struct ProgramStats {
   double compile_ms = 0;  // passes, planning and code together
 };
 
-// A graph whose inputs have marked dimensions, at other sizes of these.
+// The program's graph at other sizes of the dimensions that are marked in its inputs.
 struct OtherSizes {
-  std::optional<Graph> next;               // at the next size of each; nullopt: unknown
+  std::optional<Graph> next;               // each marked dimension has its next size; nullopt: unknown
   std::optional<Graph> smallest, largest;  // nullopt: unknown, or no bound
 };
 struct SizeMarks {
@@ -65,7 +65,7 @@ class Program : public std::enable_shared_from_this<Program> {
   const Plan& plan() const { return plan_; }
   const Code& code() const { return code_; }
   const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the graph that was compiled
-  // The floats for another call of the recording from which the graph was derived (FloatTrace).
+  // Returns the floats for another call of the recording from which the graph was derived (FloatTrace).
   std::shared_ptr<const Floats> floats_at(std::span<const double> recorded) const;
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }

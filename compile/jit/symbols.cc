@@ -178,7 +178,8 @@ class Symbols {
   pid_t process_ = 0;  // the process whose file has all lines so far
 };
 
-// Never destroyed: code may outlive every static object. Takes no memory: destructors of code call hide().
+// Never destroyed: code may outlive every static object. The instance needs no allocation, because destructors of code
+// call hide().
 Symbols& symbols() {
   alignas(Symbols) static std::byte place[sizeof(Symbols)];
   static auto* const all = new (place) Symbols;

@@ -27,8 +27,8 @@ struct CompiledBackward {
   std::shared_ptr<const Program> program;
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
   std::vector<Contribution> contributions;  // by forward input
-  std::vector<int> grad_inputs;             // the program's first results: the gradients of these forward inputs
-  std::vector<BackwardGraph::Rows> rows;    // its further results
+  std::vector<int> grad_inputs;             // the program's first results are the gradients of these forward inputs
+  std::vector<BackwardGraph::Rows> rows;    // the program's further results
   int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
   // If this backward is not its entry's usual one: the floats that it holds for, and those that it was compiled for.
   FloatGuards guards;
@@ -51,7 +51,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
     std::shared_ptr<Ledger> ledger;  // of the region: backwards are counted there, even when the region is gone
     Sizes sizes;
     Device device;
-    const Partition* like = nullptr;  // of an earlier entry, whose choice of kept values is taken over
+    const Partition* like = nullptr;  // an earlier entry's partition; its choice of kept values is taken over
     std::vector<Part> parts = {};
     bool at_seams = false;            // an averager or an optimizer waits for gradients during backward
     std::vector<bool> in_parts = {};  // by input: an averager wants its gradient in parts, if the gradient can come in
@@ -66,18 +66,18 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // ---- The recording
   const Graph& recording() const { return recording_; }  // as its first call recorded it; used for double backward
   const RecordedFloats& floats() const { return floats_; }
-  Device device() const { return device_; }            // of everything in it
-  bool communicates() const { return communicates_; }  // it has collectives
-  // The recording, in the form that later recordings are compared with. It has no graph if no later one may be compared
-  // with it.
+  Device device() const { return device_; }            // the device of all values
+  bool communicates() const { return communicates_; }  // true if the recording has collectives
+  // Returns the recording in the form that later recordings are compared with. The result has no graph if no later
+  // recording may be compared with this one.
   KnownRecording known() const;
 
-  // ---- Its programs
-  // Guards: for which floats the forward and the usual backward hold.
+  // ---- The programs
+  // Returns the guards: they say for which floats the forward and the usual backward hold.
   const FloatGuards& guards() const { return guards_; }
-  // Its results: the recording's outputs, then the values that the backward needs.
+  // Returns the program of the forward. Its results: the recording's outputs, then the values that the backward needs.
   const Program& forward() const { return *forward_; }
-  // The usual backward: for gradients of all outputs that require one. Its program is null if none does.
+  // Returns the usual backward: for gradients of all outputs that require one. Its program is null if no output does.
   const CompiledBackward& backward() const { return backward_; }
   // True if backward() is for these gradients.
   bool is_usual(const Arriving& arriving) const;
@@ -88,22 +88,22 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // these floats, one more backward is compiled.
   std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving,
                                                        std::span<const double> recorded) const;
-  // The programs of backward() and of the backwards that backward_for() added.
+  // Returns the programs of backward() and of the backwards that backward_for() added.
   std::vector<std::shared_ptr<const Program>> backwards() const;
 
-  // ---- How they were compiled
+  // ---- How the programs were compiled
   const CompileOptions& options() const { return options_; }
-  // Which values the forward keeps for a backward; nullopt without a backward.
+  // Returns which values the forward keeps for a backward; nullopt without a backward.
   const std::optional<Partition>& partition() const { return partition_; }
-  // Values of the recording that are saved for backward: those that the usual backward reads, and those that are needed
-  // to run the recording again.
+  // Returns the values of the recording that are saved for backward: those that the usual backward reads, and those
+  // that are needed to run the recording again.
   const std::vector<ValueId>& saved() const { return saved_; }
-  // For each of saved(): the corresponding value of the graph with chosen layouts.
+  // Returns, for each of saved(), the corresponding value of the graph with chosen layouts.
   const std::vector<ValueId>& saved_as_laid_out() const { return laid_out_; }
   // Derives the graphs of `recorded`, which is the recording with other floats or sizes, in the same way as this
   // entry's graphs. Without a backward if `arriving` is null.
   DerivedGraphs derive_again(const Graph& recorded, const Arriving* arriving) const;
-  // The parts of the model whose gradients leave at seams; empty: there are no seams.
+  // Returns the parts of the model whose gradients leave at seams. Empty if there are no seams.
   const std::vector<Part>& parts() const { return parts_; }
   const std::vector<int32_t>& may_split() const { return may_split_; }  // inputs_in_parts(); empty without seams
   const ResultMarks& result_marks() const { return result_marks_; }
@@ -111,7 +111,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   double compile_ms() const { return compile_ms_; }  // the time that the constructor took
   Ledger& ledger() const { return *ledger_; }
 
-  // ---- Changed by the region's table: Note [Kept recordings] in entry_table.cc
+  // ---- Counts of uses, which the region's table changes: Note [Kept recordings] in entry_table.cc
   struct Use {
     std::atomic<int64_t> latest = 0;
     std::atomic<int> count = 0;  // at most kMostUses, halved now and then
@@ -171,16 +171,16 @@ class Binding {
  public:
   // Binds the entry to the floats of the recording that was compiled.
   explicit Binding(std::shared_ptr<const Entry> entry);
-  // Binds it to the floats of another recording. REQUIRES: entry->guards().hold(recorded).
+  // Binds the entry to the floats of another recording. REQUIRES: entry->guards().hold(recorded).
   Binding(std::shared_ptr<const Entry> entry, std::span<const double> recorded);
 
   const std::shared_ptr<const Entry>& entry() const { return entry_; }
-  // The floats of the recording.
+  // Returns the floats of the recording.
   std::span<const double> floats() const { return floats_; }
-  // The floats of the entry's forward, and of its usual backward (null: there is none).
+  // Return the floats of the entry's forward, and of its usual backward (null if there is none).
   const std::shared_ptr<const Floats>& forward() const { return forward_; }
   const std::shared_ptr<const Floats>& backward() const { return backward_; }
-  // The recording, with these floats.
+  // Returns the recording with these floats.
   const Graph& graph() const;
 
   struct Backward {

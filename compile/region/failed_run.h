@@ -47,8 +47,8 @@ class CollectivesOfRun {
 //
 // `failed`: the call of the recording that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed);
-// As above, for a run that has written nothing. If anything was drawn, runs the recording op by op to find the call
-// that threw.
+// Takes back draws as the function above does, for a run that has written nothing. If anything was drawn, runs the
+// recording op by op to find the call that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, CollectivesOfRun& collectives);
 
 }  // namespace rondo::compile

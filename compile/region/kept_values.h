@@ -50,7 +50,8 @@ class KeptValues {
   Pass begin(const std::vector<bool>& outputs);
   // Frees the saved tensors of the ops of `pass`.
   void free(const Pass& pass);
-  // As free(), before a run that overwrites saved tensors: if the run throws, no later backward may read them.
+  // Does what free() does, before a run that overwrites saved tensors: if the run throws, no later backward may read
+  // them.
   void release(Pass& pass);
   // Frees all saved tensors: from now on an eager tape runs the backwards.
   void free_all() { free(Pass()); }

@@ -30,7 +30,7 @@ class FlowNetwork {
       }
     }
   }
-  // By node: true if more flow could reach the sink from it. Edges from false to true are the cut.
+  // Returns, by node: true if more flow could reach the sink from it. Edges from false to true are the cut.
   std::vector<bool> reaches(size_t sink) const {
     std::vector<bool> reached(edges_of_.size(), false);
     std::vector<size_t> stack{sink};
@@ -158,7 +158,7 @@ class Chooser {
     std::vector<bool> keep;   // by value
     std::vector<bool> again;  // by node: recomputed, and not for free
   };
-  // `costs`: by node, the cost of recomputing it, in bytes.
+  // Returns the minimum cut. `costs`: by node, the cost of recomputing it, in bytes.
   Cut cut(const std::vector<int64_t>& costs) const {
     // In the network, every value is two nodes and an edge between them. That edge costs the value's bytes, and cutting
     // it means keeping the value. Every node of the graph has an edge from the source. That edge costs what recomputing

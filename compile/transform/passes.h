@@ -63,8 +63,8 @@ struct Unit {
 };
 // Returns units in an order in which they can run. Cheap nodes are in several units if that pays: repeat_cheap_nodes().
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});
-// By value: true if it must be in memory, because the caller, or a unit that does not compute it, reads it or a view of
-// it.
+// Returns, by value: true if it must be in memory, because the caller, or a unit that does not compute it, reads it or
+// a view of it.
 std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units);
 // Adds an elementwise node to all units that read its result, if that costs no more than reading the result: repeat.cc.
 // A node may be in several units from then on.

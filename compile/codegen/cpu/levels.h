@@ -20,7 +20,7 @@ enum class Level : uint8_t {
 // True if the operand's address at (row, 0) changes with the row, because an axis depends on it.
 bool moves_with_row(const Operand& operand);
 
-// The level of each instruction.
+// Returns the level of each instruction.
 std::vector<Level> levels_of(const LoopKernel& kernel);
 
 }  // namespace rondo::compile

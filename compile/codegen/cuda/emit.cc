@@ -105,8 +105,8 @@ void KernelEmitter::elements() {
   emit_step(stage);
 }
 
-// start_of(): the initial value of a reduction over rows. starts_of(): a list with this value for each element of a
-// thread.
+// start_of() returns the initial value of a reduction over rows. starts_of() returns a list with this value for each
+// element of a thread.
 std::string KernelEmitter::start_of(size_t partial) const {
   for (const Instr& i : k_.instrs)
     if (is_column_reduction(i.op) && static_cast<size_t>(i.index) == partial)

@@ -7,7 +7,7 @@
 namespace rondo::compile::cuda {
 namespace {
 
-// The struct of device_math.cc that combines two values.
+// Returns the name of the struct of device_math.cc that combines two values.
 const char* combine_name(LoopOp reduction) {
   return reduction == LoopOp::kReduceSum ? "Sum" : reduction == LoopOp::kReduceMax ? "Max" : "Min";
 }
@@ -122,7 +122,7 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
       line("const ", register_type(result_type(i)), " v", id, " = ", arithmetic(k_, i), ";");
     }
   }
-  // These come after the row instructions, which compute the probabilities of masks.
+  // Draws the random numbers of the row after its row instructions, because these compute the probabilities of masks.
   for (int32_t id : stage.column)
     if (is_random(instr(id).op) && operand(instr(id)).col_stride == 0) emit_one_random(id, /*row=*/true);
 }

@@ -98,7 +98,7 @@ struct Patch {
   uint64_t target;
   int64_t addend;
 
-  // The value to write if the image lies at `base`. Image and addend are small, so nothing overflows.
+  // Returns the value to write if the image lies at `base`. Image and addend are small, so nothing overflows.
   int64_t value(uint64_t base) const {
     constexpr int64_t kInPage = 4095;
     const int64_t at = static_cast<int64_t>(target) + addend;

@@ -26,8 +26,8 @@ class KernelCode final : public MachineCode {
   static const KernelCode& of(KernelHandle handle) { return *static_cast<const KernelCode*>(handle); }
 
   const CudaObject& object() const { return object_; }
-  // The kernel's function on a device, and the function that combines partial sums. REQUIRES for combine(): the kernel
-  // leaves partial sums.
+  // Return the kernel's function on a device, and the function that combines its partial sums. REQUIRES for combine():
+  // the kernel leaves partial sums.
   const rondo::cuda::Kernel& function(int device) const { return module_.kernel(device, 0); }
   const rondo::cuda::Kernel& combine(int device) const { return module_.kernel(device, 1); }
 
@@ -40,7 +40,7 @@ class KernelCode final : public MachineCode {
   // `kernel`: scheduled, at the sizes of the run. `extents`: these sizes. Throws Error if code for another schedule is
   // needed and there is no compiler.
   Run at(const LoopKernel& kernel, const int64_t* extents) const;
-  // The kernel's code for this schedule, compiled if no cache has it.
+  // Returns the kernel's code for this schedule. Compiles it if no cache has it.
   const KernelCode& for_schedule(const LoopKernel& kernel, const Schedule& schedule) const;
 
  private:
@@ -60,7 +60,7 @@ class KernelCode final : public MachineCode {
   mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // for other schedules
 };
 
-// The source that NVRTC gets.
+// Returns the source that NVRTC gets.
 std::string source_of(const LoopKernel& kernel, const Schedule& schedule);
 // Compiles the source for an architecture. Throws NoCodeGenerator if there is no NVRTC, and InternalError with its log
 // if NVRTC rejects the source.
