@@ -47,7 +47,7 @@ void save_artifacts(const std::string& path);
 // Throws Error if the stream fails.
 void save_artifacts(std::ostream& out);
 std::string artifact_bytes();
-// Adds the artifact's kernels to this process, if they are for devices that are here; returns how many. Throws
+// Adds the artifact's kernels for the devices of this process. Returns how many kernels were added. Throws
 // ArtifactError with the reason and what to do; FileError if the file cannot be read, or if a user other than us or
 // root owns the file or could have written it.
 int load_artifacts(const std::string& path);

@@ -73,7 +73,7 @@ class FloatTrace final : public FloatTracer {
   int32_t trace(FloatOp op, SymFloat a, SymFloat b, double value) override;
   void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) override;
 
-  // The value of `number` in the first derivation, which may be this one.
+  // Returns the value of `number` in the first derivation, which may be this one.
   double reference(SymFloat number) const;
 
  private:
@@ -108,7 +108,8 @@ class FloatTrace final : public FloatTracer {
 uint64_t join_key(SymFloat number);
 void join_floats(SymFloat a, SymFloat b);
 
-// The formulas of `numbers` in the trace that is active on this thread. Without a trace, they must be constants.
+// Returns formulas of `numbers` in the trace that is active on this thread. Without a trace, `numbers` must be
+// constants.
 FloatFormulas formulas_of(std::span<const SymFloat> numbers);
 // Replaces the symbols in the graph by plain numbers.
 void forget_symbols(Graph& graph);

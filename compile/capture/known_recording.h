@@ -17,8 +17,9 @@ struct KnownRecording {
   Device device;        // of all its values
   uint64_t number = 0;  // unique among all recordings
 };
-// True if the writes in place of this recording can be compared with those of a later one: each is the first write to
-// its tensor and overwrites all of it, the tensor comes from outside of the recording, and no gradient is involved.
+// True if this recording's writes in place can be compared with the writes of a later recording: each is the first
+// write to its tensor and overwrites all of it, the tensor comes from outside of the recording, and no gradient is
+// involved.
 bool has_known_writes(const Graph& recorded);
 
 // While the calls equal those of the known recording, this counts them and appends nothing. Without a known recording
@@ -42,7 +43,7 @@ class FollowingTrace : public WritingTrace {
   // While this follows a known recording: returns that recording, whose floats are those of an earlier call (the floats
   // of this call are known_floats()). Otherwise returns `graph`.
   const Graph& recorded() const override { return follows() ? *known_.graph : graph; }
-  // The float attributes of the calls so far. REQUIRES: follows().
+  // Returns the float attributes of the calls so far. REQUIRES: follows().
   std::span<const double> known_floats() const { return known_floats_; }
   // Ends the comparison: appends the calls so far to `graph`, and records the next ones as usual.
   void stop_following();
@@ -50,7 +51,7 @@ class FollowingTrace : public WritingTrace {
   void show_known_versions();
 
  protected:
-  // As append_known(), for a call that overwrites *inputs[0].
+  // Does what append_known() does, for a call that overwrites *inputs[0].
   bool append_known_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                           std::source_location where);
   void abandon() override;

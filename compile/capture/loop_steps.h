@@ -78,7 +78,7 @@ class LoopSteps {
     kEnd,           // the call is not the next call of the loop's step, so the loop has ended
   };
   Next next(const Line& line);
-  // The number of steps in the complete piece. 0: it is the piece in which the loop was found.
+  // Returns the number of steps in the complete piece. 0: it is the piece in which the loop was found.
   int complete_steps() const { return complete_; }
   // True if the integers of the call that was just passed to next() differ between steps: compute it at once, do not
   // record it.
@@ -111,7 +111,7 @@ class KnownLoops {
 
  private:
   std::atomic<bool> any_ = false;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::shared_ptr<const Steps> steps_;
 };
 

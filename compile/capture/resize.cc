@@ -177,8 +177,8 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     return std::all_of(node.outputs.begin(), node.outputs.end(),
                        [&](ValueId id) { return reach(graph.value(id)) <= reach(source); });
   };
-  // A choice is the set of candidates for which the less likely answer is taken. Small sets come first, and among sets
-  // of one size, those without the first candidates.
+  // A choice is a set of candidates: those that get the less likely answer. Small sets come first, and among sets of
+  // one size, those without the first candidates.
   std::vector<uint32_t> choices(size_t{1} << candidates.size());
   std::iota(choices.rbegin(), choices.rend(), 0u);
   std::stable_sort(choices.begin(), choices.end(),

@@ -173,7 +173,7 @@ WritingTrace::Memory* WritingTrace::memory_to_write(const Tensor& target, bool d
   return &add_memory(std::move(made));
 }
 
-// False for a value behind a detach(), or made under no_grad: it does not have the history of its memory.
+// True if a value has the history of its memory. False for a value behind a detach(), or made under no_grad.
 bool WritingTrace::follows_history(ValueId id) const {
   for (; graph.value(id).root != id; id = graph.node(graph.value(id).producer).inputs[0])
     if (!graph.value(id).grad_mode) return false;
@@ -260,7 +260,8 @@ ValueId WritingTrace::record_placed(const OpDef& op, std::span<const Tensor* con
   return record_overwrite(whole, shown, source, attrs, differentiable, where);
 }
 
-// `operands`: [0] is ignored, [1] is the source. `numbers`: holds the number that replaces an undefined source.
+// Records a call that makes a new version: `whole` with the part `shown` replaced. `operands`: [0] is ignored, [1] is
+// the source of the part. `numbers`: holds the number that replaces an undefined source.
 ValueId WritingTrace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
                                        const Attrs& numbers, bool differentiable, std::source_location where) {
   const Tensor base = own_handle(whole);

@@ -65,7 +65,7 @@ struct Operand {
   // is out of range; on a GPU, the device's status.
   bool is_check = false;
 };
-// False for random states, kIndex and kCheckIndex operands: loads and stores do not use them.
+// True if loads and stores may use the operand. False for random states, and for operands of kIndex and kCheckIndex.
 inline bool has_elements(const Operand& operand) {
   return !operand.is_random && !operand.is_index && !operand.is_check;
 }
@@ -175,7 +175,7 @@ struct LoopKernel {
   // By position in extents(): true if the code reads this extent at run time, so that it serves other sizes, too.
   // May be empty.
   std::vector<bool> varying;
-  // By position in extents(), for those that vary: the range from useful_range(). May be empty.
+  // By position in extents(): the range that code assumes of an extent that varies (useful_range()). May be empty.
   std::vector<ExtentRange> ranges;
 };
 

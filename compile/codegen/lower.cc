@@ -234,8 +234,8 @@ class UnitLowering final : public LoopBuilder {
 
   Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
 
-  // Appends an instruction and returns its value. If an equal one exists already and it is no effect, returns that
-  // one's value.
+  // Appends an instruction and returns its value. If the instruction is no effect and equals an earlier one, appends
+  // nothing and returns the value of the earlier one.
   LoopValue append(Instr instr, Placement place) {
     const InstrKey key{
         instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};

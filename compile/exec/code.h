@@ -29,8 +29,8 @@ class Code {
   Storage lease_arena(const Plan& plan) const;
   void return_arena(Storage arena) const;
 
-  // Prepares a library call in another way, number `variant`; null if there is none. Call these two functions before
-  // the code is shared (exec/tune.h).
+  // Prepares a library call in another way: the one with the number `variant`. Returns null if there is no such way.
+  // Call prepare() and set_prepared() before the code is shared (exec/tune.h).
   std::shared_ptr<const PreparedKernel> prepare(const Plan& plan, const Launch& launch, int variant) const;
   void set_prepared(size_t launch, std::shared_ptr<const PreparedKernel> call) { prepared_[launch] = std::move(call); }
 

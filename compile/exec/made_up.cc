@@ -6,7 +6,7 @@
 namespace rondo::compile {
 namespace {
 
-// What the ops that read an integer value, or views of it, require of its numbers.
+// The requirements on the numbers of an integer value. They come from the ops that read the value or a view of it.
 struct Places {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   bool known = false;      // an op uses them as places

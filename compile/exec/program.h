@@ -51,12 +51,12 @@ class Program : public std::enable_shared_from_this<Program> {
  public:
   static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
-  // As Executor::run(). `floats`: made for this plan. The numbers are not checked: regions call run_checked()
-  // (exec/check_units.h).
+  // Runs the program as Executor::run() does. `floats`: made for this plan. The numbers are not checked: regions call
+  // run_checked() (exec/check_units.h).
   std::vector<Tensor> run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                           std::vector<Tensor>* finished = nullptr, std::span<const Tensor> homes = {},
                           const TakeResults& take = nullptr) const;
-  // As run(), but writes over donated inputs that only `inputs` holds.
+  // Does what run() does, but writes over donated inputs that only `inputs` holds.
   std::vector<Tensor> run_and_release(std::vector<Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                                       std::span<const Tensor> homes = {}, const TakeResults& take = nullptr) const;
   // True if run_and_release() may write over inputs.

@@ -44,9 +44,9 @@ struct Origin {
   std::source_location user;   // the innermost frame of the user's program
   int32_t call = -1;           // nodes with the same number are parts of one op of eager execution
 };
-// "gradient of linear (train.cc:41, via layers.cc:30)". File names are as the compiler saw them.
+// Returns a text such as "gradient of linear (train.cc:41, via layers.cc:30)". File names are as the compiler saw them.
 std::string to_string(const Origin& origin);
-// "train.cc:41, via layers.cc:30"
+// Returns a text such as "train.cc:41, via layers.cc:30".
 std::string location_of(const Origin& origin);
 
 struct GraphNode {

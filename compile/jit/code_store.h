@@ -67,7 +67,7 @@ class CodeStore {
 
   const Target& target_;
   io::ObjectStore objects_;
-  mutable std::mutex mutex_;  // guards what follows. find() takes it under the lock of objects_
+  mutable std::mutex mutex_;  // guards the members below. find() takes it under the lock of objects_
   std::unordered_map<std::string, std::weak_ptr<const MachineCode>> placed_;
   CacheReport counts_;
   std::vector<Miss> misses_;

@@ -62,7 +62,7 @@ struct KernelSlot {
 struct KernelVariant {
   std::vector<int64_t> sizes;  // as compiled; a size that varies stands for any size
   std::vector<bool> varying;
-  std::vector<ExtentRange> ranges;  // of those that vary
+  std::vector<ExtentRange> ranges;  // of the sizes that vary: what the code assumes of them
   std::shared_ptr<KernelSlot> slot;
 
   bool same_code(const KernelVariant& other) const;

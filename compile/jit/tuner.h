@@ -24,7 +24,7 @@ namespace rondo::compile {
 class Tuner {
  public:
   explicit Tuner(DiskCacheOptions disk) : options_(std::move(disk)) {}
-  // This process's tuner, with the disk cache that the environment names. Never destroyed.
+  // Returns this process's tuner, with the disk cache that the environment names. It is never destroyed.
   static Tuner& instance();
 
   // Returns the position of the fastest candidate. Uses an earlier measurement of this process, or of another process

@@ -47,7 +47,8 @@ ValueMap<bool> leads_to_gradients(const Entry& entry) {
   return needed;
 }
 
-// False if `node` uses only the sizes of this input: copy and fill do not read the tensor that they overwrite.
+// True if `node` reads the elements of this input. False if it uses only the sizes: copy and fill do not read the
+// tensor that they overwrite.
 bool reads_values(const GraphNode& node, size_t input) {
   return input > 0 || (node.op != &ops::kCopy && node.op != &ops::kFill);
 }

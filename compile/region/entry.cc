@@ -229,8 +229,8 @@ KnownRecording Entry::known() const {
 }
 
 namespace {
-// "a gradient arrives for outputs [0-3, 6] of 8, and is added to 1 earlier gradients". A loop has an output for each
-// step, so neighbours are written as a range, and many ranges as their number.
+// Returns a text such as "a gradient arrives for outputs [0-3, 6] of 8, and is added to 1 earlier gradients". A loop
+// has an output for each step, so neighbours are written as a range, and many ranges as their number.
 std::string to_string(const Arriving& arriving) {
   constexpr int kMostRanges = 8;
   const auto& arrives = arriving.gradients;

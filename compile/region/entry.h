@@ -30,7 +30,8 @@ struct CompiledBackward {
   std::vector<int> grad_inputs;             // the program's first results are the gradients of these forward inputs
   std::vector<BackwardGraph::Rows> rows;    // the program's further results
   int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
-  // If this backward is not its entry's usual one: the floats that it holds for, and those that it was compiled for.
+  // For a backward that is not its entry's usual one. `guards`: the floats that it holds for. `floats`: those that it
+  // was compiled for.
   FloatGuards guards;
   RecordedFloats floats;
 };
@@ -48,7 +49,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // How a recording is compiled.
   struct Request {
     const CompileOptions& options;
-    std::shared_ptr<Ledger> ledger;  // of the region: backwards are counted there, even when the region is gone
+    std::shared_ptr<Ledger> ledger;  // the region's; it counts backwards even when the region is gone
     Sizes sizes;
     Device device;
     const Partition* like = nullptr;  // an earlier entry's partition; its choice of kept values is taken over
@@ -101,7 +102,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // Returns, for each of saved(), the corresponding value of the graph with chosen layouts.
   const std::vector<ValueId>& saved_as_laid_out() const { return laid_out_; }
   // Derives the graphs of `recorded`, which is the recording with other floats or sizes, in the same way as this
-  // entry's graphs. Without a backward if `arriving` is null.
+  // entry's graphs. Derives no backward if `arriving` is null.
   DerivedGraphs derive_again(const Graph& recorded, const Arriving* arriving) const;
   // Returns the parts of the model whose gradients leave at seams. Empty if there are no seams.
   const std::vector<Part>& parts() const { return parts_; }
@@ -114,7 +115,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // ---- Counts of uses, which the region's table changes: Note [Kept recordings] in entry_table.cc
   struct Use {
     std::atomic<int64_t> latest = 0;
-    std::atomic<int> count = 0;  // at most kMostUses, halved now and then
+    std::atomic<int> count = 0;  // at most kMostUses; halved after every max_entries drops
     std::atomic<bool> forgotten = false;
   };
   Use& use() const { return use_; }
@@ -154,7 +155,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   double compile_ms_ = 0;
 
   mutable Use use_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   struct OtherBackward {
     std::shared_ptr<const CompiledBackward> backward;
     int64_t last_use = 0;
@@ -193,7 +194,7 @@ class Binding {
   const std::shared_ptr<const Entry> entry_;
   const RecordedFloats floats_;
   const std::shared_ptr<const Floats> forward_, backward_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   mutable std::unique_ptr<const Graph> graph_;
 };
 

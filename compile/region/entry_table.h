@@ -53,7 +53,7 @@ class EntryTable {
   const int most_entries_;
   std::atomic<bool> varies_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   // Several entries with one key hold for different floats.
   HashMap<RecordingKey, std::vector<Slot>> slots_;
   int n_entries_ = 0;

@@ -32,7 +32,7 @@ class CollectivesOfRun {
   CollectivesOfRun(const Entry& entry, std::span<const Tensor> inputs);
   // Calls `fn`, in which collectives send only what the run has not sent. `fn` must run the recording op by op.
   void rerun(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplay, fn); }
-  // As rerun(), but sends nothing: a collective that the run had not reached throws.
+  // Does what rerun() does, but sends nothing: a collective that the run had not reached throws.
   void rerun_without_sending(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplayOnly, fn); }
 
  private:

@@ -66,7 +66,7 @@ class KeptValues {
 
   const Entry& entry_;
   std::vector<bool> differentiable_;  // by output
-  std::mutex mutex_;                  // guards the rest
+  std::mutex mutex_;                  // guards the members below
   std::shared_ptr<const Tensors> saved_;
   bool all_freed_ = false;                  // nothing in `saved_` is defined any more
   OpSet freed_;                             // empty: none

@@ -50,7 +50,7 @@ class Ledger {
 
  private:
   const std::string name_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   RegionReport report_;
   int most_launches_ = 0;  // the number of launches of the largest entry among those that the latest call made
   std::vector<std::string> breaks_;

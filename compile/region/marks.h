@@ -74,7 +74,7 @@ class OtherRecordings {
   std::vector<SizeVariable> variables_;
   std::vector<VariableDim> dims_;
   std::vector<int32_t> marked_;  // for each of dims_: its index in the constructor's `dims`
-  mutable std::mutex mutex_;     // guards what follows until it is prepared
+  mutable std::mutex mutex_;     // guards the members below until they are prepared
   mutable bool prepared_ = false;
   mutable std::optional<Graph> next_, smallest_, largest_;
 };

@@ -40,8 +40,8 @@ class [[gnu::visibility("hidden")]] Region {
   // Returns the binding that ran; null if nothing ran, or if the piece ran eagerly. Throws what a launch throws. Values
   // that were complete by then get memory, and reading another value throws Error with the reason. Nothing runs twice.
   std::shared_ptr<const Binding> run(FollowingTrace & trace, const nn::ModuleCall& call, int piece);
-  // As run(), for a recording that is_known() and belongs to the entry of `latest`. Null: nothing ran, because the
-  // entry's guards reject the recording's floats.
+  // Does what run() does, for a recording that is_known() and belongs to the entry of `latest`. Returns null if nothing
+  // ran, because the entry's guards reject the recording's floats.
   std::shared_ptr<const Binding> run_known(FollowingTrace & trace, const std::shared_ptr<const Binding>& latest);
   const CompileOptions& options() const { return options_; }
   // Counts a call. Throws Error if CompileOptions::dynamic does not allow its arguments.
@@ -74,7 +74,7 @@ class [[gnu::visibility("hidden")]] Region {
     std::string why, warning;
     bool compiled = false;
   };
-  // As binding_for(), for a recording that is not in the table.
+  // Makes the binding of a recording that is not in the table. Null: the recording runs op by op.
   std::shared_ptr<const Binding> make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
                                               const RecordingKey& key, std::span<const double> floats,
                                               CompileLog& to_log);
@@ -91,7 +91,7 @@ class [[gnu::visibility("hidden")]] Region {
   const RecompilePolicy policy_;
   EntryTable table_;
   KnownLoops loops_;
-  // Held while one recording is compiled; others run meanwhile. Guards the next two.
+  // Held while one recording is compiled; other recordings run meanwhile. Guards failed_ and ranges_met_.
   std::mutex compile_mutex_;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile
   std::set<std::vector<int64_t>> ranges_met_;  // each: the number of a piece, then the ranges of its marked dimensions

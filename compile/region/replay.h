@@ -29,7 +29,8 @@ class Replay {
   // strides, requires_grad, leaf or result, train/eval, grad mode, autocast, default device. The user promises that
   // forward depends on nothing else.
   bool matches(const nn::ModuleCall& call) const;
-  // REQUIRES: matches(call). Sets *call.result. The calling thread's default generator moves on as in forward.
+  // Runs the recording and sets *call.result. The calling thread's default generator moves on as in forward. REQUIRES:
+  // matches(call).
   void run(const nn::ModuleCall& call) const;
   const Binding& binding() const { return *binding_; }
 

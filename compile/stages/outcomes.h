@@ -27,7 +27,7 @@ using OutcomeCounts = std::array<int64_t, kOutcomes>;  // by outcome
 
 std::string_view name_of(Outcome outcome);
 void count(Outcome outcome);
-// As count(outcome), and keeps the reason for last_reason(). Takes a lock.
+// Does what count(outcome) does, and keeps the reason for last_reason(). Takes a lock.
 void count(Outcome outcome, std::string_view why);
 // Returns the counts since the process began.
 OutcomeCounts outcome_counts();

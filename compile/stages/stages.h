@@ -78,7 +78,8 @@ enum class StageUse : uint8_t { kDisable = 1, kDump = 2, kPlant = 4 };
 // Returns the names of the stages that allow this use, in order.
 std::vector<std::string> stage_names(StageUse use);
 std::optional<CompilerStage> find_stage(std::string_view name, StageUse use);
-// The first call of one of these two reads RONDO_DISABLE. It throws Error, which lists the names, if a name is unknown.
+// The first call of enabled() or disabled_stages() reads RONDO_DISABLE. It throws Error, which lists the names, if a
+// name is unknown.
 bool enabled(CompilerStage stage);
 uint64_t disabled_stages();  // bit_of() each
 // Replaces the choice of RONDO_DISABLE. Throws Error, which lists the names, if a name is unknown.

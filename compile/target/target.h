@@ -72,8 +72,8 @@ struct Target {
   // True if the target's code runs on this device of `backend`; null: on all of them.
   bool (*runs_on)(Device device);
   std::span<const RuntimeCode> runtime_code = {};
-  // Makes a StandIn. Throws Error if the process uses such devices. Null: code can only be made on the machine
-  // that runs it.
+  // Makes a StandIn. Throws Error if the process has used a device of `backend`. Null: code can only be made on the
+  // machine that runs it.
   std::unique_ptr<const StandIn> (*stand_in)() = nullptr;
   // How code from place(), and the library calls of `backend`, are launched.
   LaunchFunctions launch;

@@ -76,9 +76,11 @@ std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 // each run. Such a node is in no unit; the code that runs the graph provides the copy.
 bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 
-// Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.
+// Follows views that show all of a dense value in its own order (reshapes), and returns that value: same bytes, same
+// linear index.
 ValueId same_elements(const Graph& graph, ValueId id);
-// As same_elements(), but also follows views that repeat each element of a dense value along some dimensions.
+// Does what same_elements() does, but also follows views that repeat each element of a dense value along some
+// dimensions.
 ValueId shown_elements(const Graph& graph, ValueId id);
 
 }  // namespace rondo::compile

@@ -52,7 +52,7 @@ class RowSorter {
     return !made_.empty();
   }
 
-  // REQUIRES: find(n). Records the replacement of node `n`.
+  // Records the replacement of node `n`. REQUIRES: find(n).
   Tensor record(size_t n, const Symbols& symbols) const {
     const GraphNode& node = graph_.nodes[n];
     const Value& out = graph_.value(node.outputs[0]);

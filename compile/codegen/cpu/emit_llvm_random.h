@@ -28,7 +28,7 @@ class RandomEmitter {
   // Draws the masks of a row of `cols` columns. Call it after all begin_row(). value_of(id): the value of
   // a known instruction.
   void draw_masks(Value* cols, llvm::function_ref<Value*(int32_t)> value_of);
-  // An estimate of the operations for one step of instruction `id`. Two steps fill the vectors of Philox.
+  // Estimates the number of operations for one step of instruction `id`. Two steps fill the vectors of Philox.
   int work_of(int32_t id) const { return bits_.contains(id) ? 1 : 24; }
   // Returns the random number at the row's first column. `p`: the argument of kRandomKeep.
   Value* scalar(const Instr& instr, Value* p);

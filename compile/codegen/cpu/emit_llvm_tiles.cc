@@ -30,7 +30,7 @@ class TilesEmitter : BlockEmitter {
   struct Memory {
     bool transposed = false;
     Value* first = nullptr;    // transposed: the address of the tile's first row
-    Value* offsets = nullptr;  // others: a buffer with the offset of each row
+    Value* offsets = nullptr;  // not transposed: a buffer with the offset of each row
     Value* tile = nullptr;     // transposed: a buffer of kLanes vectors
   };
   struct Tile {

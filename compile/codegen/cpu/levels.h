@@ -8,9 +8,10 @@
 
 namespace rondo::compile {
 
-// When a value changes. Note [Levels]: a value is computed at the outermost level where its operands are known, so no
-// loop-invariant code motion is needed. Moving a load outwards past stores is sound: an output may alias an input only
-// element for element (loop_ir.h). So an element that an invariant load reads is stored at most once, after the load.
+// How often a value is computed. Note [Levels]: a value is computed at the outermost level where its operands are
+// known, so no loop-invariant code motion is needed. Moving a load outwards past stores is sound: an output may alias
+// an input only element for element (loop_ir.h). So an element that an invariant load reads is stored at most once,
+// after the load.
 enum class Level : uint8_t {
   kKernel,  // once per call
   kRow,     // once per row

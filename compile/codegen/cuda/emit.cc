@@ -203,7 +203,8 @@ void KernelEmitter::rows() {
     line("for (int e = 0; e < ", s_.elements, " && c + e < cols; ++e) sum", i, "[c + e] = ", start_of(i), ";");
   }
   {
-    // Every thread runs the same number of turns, because all must take part in the shuffles and barriers of a row.
+    // Every thread runs the same number of iterations, because all must take part in the shuffles and barriers of a
+    // row.
     const Block loop = block("for (Index turn = 0; turn < chunk_rows; ++turn)");
     line("const bool live = begin + turn < n_rows;");
     line("const Index row = live ? begin + turn : 0;");

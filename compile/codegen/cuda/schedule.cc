@@ -92,7 +92,7 @@ int64_t column_sums(const LoopKernel& kernel) {
                        [](const Operand& operand) { return operand.is_partial; });
 }
 
-// By operand: true if a column list accesses it column by column.
+// Returns, by operand: true if a column list accesses it column by column.
 std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
   std::vector<bool> moves(kernel.operands.size());
   for (const Stage& stage : kernel.stages)

@@ -89,9 +89,9 @@ Grid combine_grid(int64_t cols, int32_t n_sums);
 // Returns the number of partial sums of each column sum, which are a dense [chunks, cols] array.
 int64_t chunks(const LoopKernel& kernel, const Schedule& schedule);
 
-// For each operand of a kernel with Shape::kTiles: true if it goes through a tile in shared memory.
+// Returns, for each operand of a kernel with Shape::kTiles: true if it goes through a tile in shared memory.
 std::vector<bool> tiled(const LoopKernel& kernel);
-// By operand: true if column lists of several stages read it.
+// Returns, by operand: true if column lists of several stages read it.
 std::vector<bool> read_by_several_stages(const LoopKernel& kernel);
 
 // Returns the order of Note [Row order on CUDA], for the interpreter.

@@ -16,7 +16,8 @@ namespace rondo::compile {
 // Compiles a kernel to object code for kernel_cpu() (host_key.h). The code is position independent. REQUIRES: the
 // kernel is verified.
 std::string compile_object(const LoopKernel& kernel, const JitOptions& options);
-// As compile_object(), for any processor. The listings that `options` requests are in the result, not in the log.
+// Compiles as compile_object() does, for any processor. The listings that `options` requests are in the result, not in
+// the log.
 JitResult compile_for_cpu(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options);
 
 // Places an object as place_object() does, but with LLVM's linker: for processors and objects that our own loader does

@@ -335,7 +335,7 @@ bool describe(const CodeCpu& cpu, std::string& toolchain) {
   });
 }
 
-// ---- LLVM's own memory
+// ---- Giving back LLVM's own memory
 
 #ifdef RONDO_STATIC_JIT
 void rest() {}  // LLVM is linked into the program

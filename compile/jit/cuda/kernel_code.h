@@ -33,7 +33,7 @@ class KernelCode final : public MachineCode {
 
   // How the kernel runs at some sizes.
   struct Run {
-    const KernelCode* code = nullptr;  // this, or code for another schedule, which lives as long
+    const KernelCode* code = nullptr;  // this, or code for another schedule, which lives as long as this
     Grid grid;
     absl::InlinedVector<int64_t, 12> integers;  // integer_arguments()
   };
@@ -55,7 +55,7 @@ class KernelCode final : public MachineCode {
   const Target& target_;
   const int capability_;
   const rondo::cuda::LazyModule module_;
-  mutable std::mutex mutex_;                                        // guards what follows
+  mutable std::mutex mutex_;                                        // guards the members below
   mutable std::vector<std::unique_ptr<const Known>> runs_;          // the latest one first
   mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // for other schedules
 };
