@@ -64,13 +64,13 @@ struct CacheReport {
   int64_t from_disk = 0;
   int64_t misses = 0;  // kernels that had to be compiled
   struct Miss {
-    std::string kernel;     // the kernel's text, or a name
+    std::string kernel;     // the text of a loop kernel, or the name of a kernel of the runtime's sources
     std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "nvrtc", "kernel", ...; or
                             // "by hand": a kernel of the runtime's own sources
     std::string why;        // the difference ("there": in that entry): "cpu: there avx512f, here nothing more"; or
                             // "line 1: there "cols=768 ...", here ..."
   };
-  std::vector<Miss> missed;  // the latest 256
+  std::vector<Miss> missed;  // the latest 256 misses
 };
 CacheReport cache_report();
 

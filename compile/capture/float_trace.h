@@ -80,7 +80,7 @@ class FloatTrace final : public FloatTracer {
   struct Symbol {
     enum Kind : uint8_t { kRecorded, kConstant, kTerm } kind;
     FloatOp op = FloatOp::kAdd;
-    int32_t a = -1, b = -1;  // kTerm
+    int32_t a = -1, b = -1;  // kTerm: the operands, as indices into symbols_
     double reference = 0;    // the value in the first derivation
   };
   using Key = std::tuple<uint8_t, uint8_t, int32_t, int32_t, uint64_t>;

@@ -14,7 +14,7 @@ namespace rondo::compile {
 // An earlier recording. Later recordings are compared with it, call by call, while they are made.
 struct KnownRecording {
   std::shared_ptr<const Graph> graph;
-  Device device;        // of all its values
+  Device device;        // the device of all values of the recording
   uint64_t number = 0;  // unique among all recordings
 };
 // True if this recording's writes in place can be compared with the writes of a later recording: each is the first

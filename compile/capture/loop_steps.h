@@ -40,7 +40,7 @@ class LoopSteps {
   // Describes a call by hashes. `call` and `parameters` are equal in all steps of a loop; `integers` may differ.
   struct Line {
     uint64_t call = 0;        // its op, its place in the program, the dtypes and sizes of its results
-    uint64_t parameters = 0;  // the parameters that it reads
+    uint64_t parameters = 0;  // the parameters that the call reads
     uint64_t integers = 0;    // its integers that are part of the key: positions, sizes
     bool may_move = false;    // a view, or a constant: it can be computed at once instead of recorded
     bool is_product = false;

@@ -57,7 +57,7 @@ class Resizing {
   std::vector<VariableDim> dims_;
   std::vector<int64_t> sizes_;
   bool constants_follow_;    // sizes of tensors that are made without operands follow variables
-  std::vector<Rule> rules_;  // by node
+  std::vector<Rule> rules_;  // in the order of the nodes
 };
 
 }  // namespace rondo::compile

@@ -68,7 +68,7 @@ class Trace : public Recorder {
   virtual void abandon();
   ValueId add_value(Tensor handle, int32_t producer);
 
-  std::vector<Tensor> handles_;  // by value
+  std::vector<Tensor> handles_;  // by value: the tensor that stands for the value
   std::vector<Tensor> external_;
   HashMap<const TensorImpl*, ValueId> external_ids_;
 

@@ -43,7 +43,7 @@ struct OperandAxis {
   int64_t stride;
 };
 struct Operand {
-  DType dtype = kF32;             // in memory
+  DType dtype = kF32;             // of the elements in memory
   std::vector<OperandAxis> axes;  // outermost first; usually one axis {1, rows, stride}; none if constant
   int64_t col_stride = 1;         // 0: the operand is loaded once per row
   bool is_output = false;
@@ -117,9 +117,9 @@ inline bool is_arithmetic(LoopOp op) { return op >= LoopOp::kAdd && op <= LoopOp
 struct Instr {
   LoopOp op;
   DType type = kF32;               // of the result
-  int32_t a = -1, b = -1, c = -1;  // instruction ids
-  int32_t index = -1;              // operand or scalar
-  double value = 0;                // kConst
+  int32_t a = -1, b = -1, c = -1;  // the arguments, as instruction ids
+  int32_t index = -1;              // of an operand or a scalar
+  double value = 0;                // kConst: the constant
 };
 
 struct Stage {

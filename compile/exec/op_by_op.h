@@ -21,7 +21,7 @@
 namespace rondo::compile {
 
 inline constexpr double kRelaxed = 1e-5;              // f64 and f32: relative to the largest element
-inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16
+inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16: relative to the largest element
 inline constexpr double kTimesMoved = 4;
 
 class OpByOp {
@@ -54,7 +54,7 @@ class OpByOp {
 
   const Graph graph_;
   const bool exact_;
-  std::vector<Tensor> inputs_;  // copies
+  std::vector<Tensor> inputs_;  // copies of the inputs
   CollectiveLog* sums_ = nullptr;
   ValueMap<Tensor> values_;
   mutable std::optional<ValueMap<double>> moved_;  // computed at the first call of moved()

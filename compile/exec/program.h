@@ -64,7 +64,7 @@ class Program : public std::enable_shared_from_this<Program> {
 
   const Plan& plan() const { return plan_; }
   const Code& code() const { return code_; }
-  const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the graph that was compiled
+  const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the compiled graph itself
   // Returns the floats for another call of the recording from which the graph was derived (FloatTrace).
   std::shared_ptr<const Floats> floats_at(std::span<const double> recorded) const;
   const Graph& graph() const { return plan_.graph; }

@@ -40,7 +40,7 @@ struct Origin {
   const OpDef* op = nullptr;   // the op that was called; null: unknown
   bool gradient = false;       // the node is part of the op's gradient
   bool again = false;          // the node recomputes a value for the backward
-  std::source_location where;  // the call
+  std::source_location where;  // the line of the call
   std::source_location user;   // the innermost frame of the user's program
   int32_t call = -1;           // nodes with the same number are parts of one op of eager execution
 };
@@ -71,7 +71,7 @@ struct Version {
 // Graph::inputs and Graph::outputs.
 struct WriteBack {
   int32_t input, output;
-  int32_t writes;  // number of versions
+  int32_t writes;  // number of versions that the recording makes
 };
 
 struct Graph {

@@ -23,7 +23,7 @@ enum class Sizes : uint8_t {
 // range of each. By position in extents().
 struct KernelHint {
   std::vector<bool> varying;
-  std::vector<ExtentRange> ranges;  // useful_range() of each
+  std::vector<ExtentRange> ranges;  // useful_range() of each extent
 };
 // Compares `here` with the same kernel at the next possible sizes, at the smallest and at the largest (null: unknown).
 KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
@@ -56,7 +56,7 @@ struct WantedKernel {
 // A kernel's code, from the moment that a thread has decided to make it.
 struct KernelSlot {
   enum class State : uint8_t { kPending, kReady, kFailed } state = State::kPending;
-  CompiledKernel kernel;  // if it is kReady
+  CompiledKernel kernel;  // set if `state` is kReady
 };
 
 struct KernelVariant {

@@ -135,7 +135,7 @@ class MemoryPlanner {
     plan_.placements.resize(graph_.values.size());
     for (size_t i = 0; i < graph_.inputs.size(); ++i)
       plan_.placements[graph_.inputs[i]] = {Placement::kInput, static_cast<int64_t>(i)};
-    ValueMap<bool> used(graph_, false);  // by root value
+    ValueMap<bool> used(graph_, false);  // by root value: a launch accesses it
     for (int i = 0; i < n_launches(); ++i)
       for (ValueId id : touched(plan_, launch(i)))
         if (id != kNoValue) used[graph_.value(id).root] = true;

@@ -191,7 +191,7 @@ class Replayed {
   const Binding& binding_;
   const Entry& entry_;
   const KeptValues::Tensors& saved_;
-  const OpSet& freed_;  // empty: none
+  const OpSet& freed_;  // the ops that have freed their saved tensors; empty: none
   const OpSet saving_;  // the ops that save something; empty if nothing was freed
   ValueMap<Tensor> values_;
   ValueMap<int32_t> kept_at_;  // by value: where the region keeps it; -1: it does not

@@ -38,8 +38,8 @@ struct CompiledBackward {
 
 // A part of the model (modules/seam_plan.h).
 struct Part {
-  std::string path;             // "" outside the blocks
-  std::vector<int32_t> inputs;  // of the recording: its parameters
+  std::string path;             // the path of the block; "" for parameters outside of the blocks
+  std::vector<int32_t> inputs;  // the part's parameters: positions among the recording's inputs
 };
 
 // One compiled recording. Thread safe: its programs are fixed when it is made. Two things change later: backward_for()
@@ -139,7 +139,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   const CompileOptions options_;
   const std::shared_ptr<Ledger> ledger_;
   const uint64_t number_;           // unique in the process
-  const uint64_t stages_disabled_;  // when it was compiled
+  const uint64_t stages_disabled_;  // the stages that were disabled when it was compiled
   const ResultMarks result_marks_;
   std::unique_ptr<const OtherRecordings> others_;  // with marked dimensions, else null
   Arriving usual_;                                 // the gradients that backward_ is for

@@ -69,7 +69,7 @@ class KeptValues {
   std::mutex mutex_;                  // guards the members below
   std::shared_ptr<const Tensors> saved_;
   bool all_freed_ = false;                  // nothing in `saved_` is defined any more
-  OpSet freed_;                             // empty: none
+  OpSet freed_;                             // the ops that have freed their saved tensors; empty: none
   std::vector<std::weak_ptr<Port>> ports_;  // by output; empty: at most one output is differentiable
 };
 

@@ -85,7 +85,7 @@ class RegionTrace final : public FollowingTrace {
   SharedRandomState& random_;
   std::shared_ptr<const Binding> latest_;  // what an earlier call ran; after finish(), what this one ran
   int piece_ = 0;
-  Device piece_device_;  // of the ops that are recorded now
+  Device piece_device_;  // the device of the ops that are recorded now
   bool running_ = false;
   std::vector<Storage> written_by_pointer_;  // forward wrote to them; a replay does not run forward
   bool changed_history_ = false;             // forward changed a history; a replay does not run forward

@@ -81,7 +81,7 @@ std::optional<CompilerStage> find_stage(std::string_view name, StageUse use);
 // The first call of enabled() or disabled_stages() reads RONDO_DISABLE. It throws Error, which lists the names, if a
 // name is unknown.
 bool enabled(CompilerStage stage);
-uint64_t disabled_stages();  // bit_of() each
+uint64_t disabled_stages();  // the bit_of() of each disabled stage
 // Replaces the choice of RONDO_DISABLE. Throws Error, which lists the names, if a name is unknown.
 void disable_stages(std::string_view list);
 

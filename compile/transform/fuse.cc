@@ -505,7 +505,7 @@ class Fuser {
   std::vector<Touch> touches_;
   ValueMap<int32_t> last_touch_;  // by value: the head of its list
   std::vector<size_t> others_;    // scratch memory of add_pairs()
-  std::vector<Pair> pairs_;       // a heap
+  std::vector<Pair> pairs_;       // a heap: the best pair is first
 };
 
 }  // namespace

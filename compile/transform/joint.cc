@@ -192,8 +192,8 @@ class Deriver {
 
   const Graph& forward_;
   const Arriving& arriving_;
-  int32_t visited_ = -1;                             // node
-  std::vector<std::pair<int32_t, RowsTaker>> rows_;  // by input
+  int32_t visited_ = -1;                             // the node whose gradient rule runs now
+  std::vector<std::pair<int32_t, RowsTaker>> rows_;  // each input with the rows of its gradient
   Trace trace_;
   BackwardGraph result_;
   HashMap<ValueId, BackwardInput> bindings_;

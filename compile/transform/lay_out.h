@@ -31,7 +31,7 @@ bool lay_out(Graph& recorded, std::vector<ValueId>& needed, BackwardGraph* backw
 // kernels, and inside of convolutions.
 struct Conversions {
   int copies = 0, in_products = 0;
-  int64_t copied_bytes = 0, bytes_in_products = 0;  // of the images
+  int64_t copied_bytes = 0, bytes_in_products = 0;  // bytes of the converted images
 };
 Conversions count_conversions(const Graph& graph);
 

@@ -175,7 +175,7 @@ class Finder {
 
   const Graph& graph_;
   ValueMap<int> uses_;
-  ValueMap<int32_t> first_use_;  // by root
+  ValueMap<int32_t> first_use_;  // by root: the first node that uses it
 };
 
 // Records the graph again with merged products.

@@ -319,7 +319,7 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 // 20 instructions; 20-50% more time to compile. Three and four steps gain more for the longest chains but double the
 // time to compile.
 int KernelEmitter::copies_of(const Stage& stage) const {
-  int work = 0;  // operations in registers
+  int work = 0;  // an estimate of the operations of one step
   for (int32_t id : stage.column)
     if (levels_[id] == Level::kColumn)
       work += is_random(instr(id).op) ? random_.work_of(id) : instr(id).type == kF64 ? 2 : 1;

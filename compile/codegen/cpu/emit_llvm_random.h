@@ -74,7 +74,7 @@ class RandomEmitter {
   llvm::IRBuilder<>& b_;
   const LoopKernel& kernel_;
   std::map<size_t, Stream> streams_;       // by operand
-  std::map<size_t, Value*> row_elements_;  // by operand
+  std::map<size_t, Value*> row_elements_;  // by operand: the number of the row's first element
   // Note [Drawn masks]. Each word of Philox has a latency of ten rounds, and a row may be swept several times, where
   // each sweep would draw its mask again. So a row's masks are drawn once, when the row begins, up to 64 elements at a
   // time. That keeps enough rounds in flight and leaves all registers to them. The masks are stored as bits on the
@@ -83,11 +83,11 @@ class RandomEmitter {
   static constexpr size_t kMostDrawn = 4;        // steps of kLanes columns at a time
   size_t drawn_ = kMostDrawn;                    // the number for this kernel: fewer if its rows are short
   struct Mask {
-    int32_t id;  // one of the instructions that use it
+    int32_t id;  // one of the instructions that use the mask
     Value* bits;
   };
   std::vector<Mask> masks_;
-  std::map<int32_t, Value*> bits_;  // by instruction
+  std::map<int32_t, Value*> bits_;  // by instruction: the bits of its mask
 };
 
 }  // namespace rondo::compile

@@ -35,7 +35,7 @@ class TilesEmitter : BlockEmitter {
   };
   struct Tile {
     Value *rows, *columns;          // the numbers of rows and columns
-    Value *row_mask, *column_mask;  // null: all of them
+    Value *row_mask, *column_mask;  // null: all kLanes rows or columns exist
     bool streams = false;           // stores are non-temporal
   };
 

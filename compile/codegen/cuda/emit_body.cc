@@ -20,7 +20,7 @@ std::string combine_text(LoopOp reduction, const std::string& a, const std::stri
 std::string KernelEmitter::row_offset(size_t index) const {
   const Operand& o = k_.operands[index];
   std::vector<std::string> terms;
-  if (k_.split_columns) return "";  // row 0
+  if (k_.split_columns) return "";  // the only row is row 0
   for (size_t a = 0; a < o.axes.size(); ++a) {
     const OperandAxis& axis = o.axes[a];
     const size_t at = extent_of_[index] + 1 + 3 * a;

@@ -84,8 +84,8 @@ class KernelEmitter {
   void emit_streams();
   std::string stream_at(const Instr& i, bool row) const;
   void emit_one_random(int32_t id, bool row);
-  void emit_draws(const Stage& stage);  // for all columns of a step
-  void emit_drawn(int32_t id);          // for column e of the step
+  void emit_draws(const Stage& stage);  // draws the numbers for all columns of a step
+  void emit_drawn(int32_t id);          // emits the drawn number for column e of the step
   void emit_sweep(const Stage& stage);
   void emit_sweep_in_chunks(const Stage& stage);
   void emit_reductions(const Stage& stage);

@@ -64,7 +64,7 @@ struct Schedule {
   bool keeps_sums = false;               // partial sums stay in registers for a whole chunk, not in memory
   bool keeps_row = false;                // parts of a row that several stages load stay in registers
   bool wide = false;                     // 64-bit indices
-  std::vector<ScalarFrom> scalars = {};  // by scalar; empty: all are arguments
+  std::vector<ScalarFrom> scalars = {};  // by scalar of the kernel; empty: all are arguments
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };

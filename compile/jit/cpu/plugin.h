@@ -36,7 +36,7 @@ struct LinkedCode {
 // One compiled kernel.
 struct JitResult {
   std::string object;
-  std::string ir, assembly;  // as JitOptions asks
+  std::string ir, assembly;  // listings; empty unless JitOptions asks for them
   std::string error;         // empty if all went well
 };
 
@@ -44,7 +44,7 @@ struct JitResult {
 // toolchain_llvm.cc.
 struct JitPlugin {
   uint64_t abi;
-  const char* (*build)();  // build_hash
+  const char* (*build)();  // returns build_hash() of the plug-in
   bool (*compile)(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options, JitResult& result);
   bool (*link)(const std::string& object, LinkedCode& linked, std::string& error);
   void (*release)(void* code);

@@ -45,7 +45,7 @@ class KernelCode final : public MachineCode {
 
  private:
   struct Known {
-    std::vector<int64_t> sizes;  // rows, and extents
+    std::vector<int64_t> sizes;  // the number of rows, then the extents
     Run run;
   };
   Run make_run(const LoopKernel& kernel) const;
@@ -57,7 +57,7 @@ class KernelCode final : public MachineCode {
   const rondo::cuda::LazyModule module_;
   mutable std::mutex mutex_;                                        // guards the members below
   mutable std::vector<std::unique_ptr<const Known>> runs_;          // the latest one first
-  mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // for other schedules
+  mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // code for other schedules
 };
 
 // Returns the source that NVRTC gets.
