@@ -26,13 +26,13 @@ namespace rondo::compile {
 //
 // The process will run the code in an artifact: load one only from a place that nobody but you can write to.
 
-// Thrown when an artifact cannot be used here. path() is the file's path, or "artifacts" for a stream or a string.
+// Thrown when this process cannot use an artifact. path() is the file's path, or "artifacts" for a stream or a string.
 class ArtifactError : public FileError {
  public:
   enum class Cause : uint8_t {
     kDamaged,       // the bytes were changed or cut short, or are not an artifact
     kOtherVersion,  // made by another build of Rondo, or with another version of the compiler: make it again
-    kOtherMachine,  // its code is for another processor or architecture than those of the devices that are here
+    kOtherMachine,  // its code is for another processor or architecture than those of this machine's devices
   };
   ArtifactError(std::string path, Cause cause, std::string_view reason)
       : FileError(std::move(path), reason), cause_(cause) {}
@@ -47,7 +47,7 @@ void save_artifacts(const std::string& path);
 // Throws Error if the stream fails.
 void save_artifacts(std::ostream& out);
 std::string artifact_bytes();
-// Adds the artifact's kernels to this process, if they are for devices that are here; returns how many. Throws
+// Adds the artifact's kernels for the devices of this process. Returns how many kernels were added. Throws
 // ArtifactError with the reason and what to do; FileError if the file cannot be read, or if a user other than us or
 // root owns the file or could have written it.
 int load_artifacts(const std::string& path);
@@ -64,12 +64,13 @@ struct CacheReport {
   int64_t from_disk = 0;
   int64_t misses = 0;  // kernels that had to be compiled
   struct Miss {
-    std::string kernel;     // the kernel's text, or a name
+    std::string kernel;     // the text of a loop kernel, or the name of a kernel of the runtime's sources
     std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "nvrtc", "kernel", ...; or
                             // "by hand": a kernel of the runtime's own sources
-    std::string why;        // "cpu: there avx512f, here nothing more"; or "line 1: there "cols=768 ...", here ..."
+    std::string why;        // the difference ("there": in that entry): "cpu: there avx512f, here nothing more"; or
+                            // "line 1: there "cols=768 ...", here ..."
   };
-  std::vector<Miss> missed;  // the latest 256
+  std::vector<Miss> missed;  // the latest 256 misses
 };
 CacheReport cache_report();
 

@@ -38,7 +38,7 @@ class Regions {
  public:
   explicit Regions(std::vector<std::shared_ptr<Region>> regions) : regions_(std::move(regions)) {}
   std::vector<RegionReport> report() const;
-  // One line per region.
+  // Returns one line of text per region.
   std::string summary() const;
   const std::vector<std::shared_ptr<Region>>& regions() const { return regions_; }
 
@@ -48,7 +48,7 @@ class Regions {
 
 // Compiles the repeated blocks of `model` (ModuleBase::repeated_blocks(): the items of its outermost ModuleLists), one
 // region for each list and class. The modules keep the hooks; the result is only for reports. Throws Error if the model
-// has no blocks, or if there is no code generator for any device that is here.
+// has no blocks, or if there is no code generator for any device of this process.
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
 
 // Makes exactly this module one region.

@@ -39,7 +39,7 @@ class Unchanged {
   const StashedGradients gradients_;  // restored after the model is on the CPU again
 };
 
-// Finds a target whose code can be made without its device. Throws Error if there is none of this name.
+// Finds a target whose code can be made without its device. Throws Error if there is no such target of this name.
 const Target& ahead_target(std::string_view name) {
   std::string why = absl::StrCat("no target \"", std::string(name), "\""), ahead;
   for (const Target* target : targets()) {

@@ -74,7 +74,7 @@ void append_memory(std::string& out, const std::vector<MemoryPoint>& memory) {
                          std::max(step - 1, step * 0.8), height);
     }
     out += "</g>\n";
-    // A mark at the beginning of a program.
+    // Draws a mark where a program begins.
     const std::string program = memory[i].launch.substr(0, memory[i].launch.find(':'));
     if (i == 0 || !memory[i - 1].launch.starts_with(program + ":"))
       append_formatted(&out,

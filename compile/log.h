@@ -27,7 +27,8 @@ inline constexpr int kTopics = 6;
 enum class Detail : uint8_t { kOff, kOn, kVerbose };
 
 std::string_view name_of(Topic topic);
-// REQUIRES: configure_from_environment() has run, or nothing is enabled.
+// True if the topic is enabled with at least this detail. REQUIRES: configure_from_environment() has run, or nothing is
+// enabled.
 bool enabled(Topic topic, Detail detail = Detail::kOn);
 // Sends to the sink if the topic is enabled. `text` may have several lines.
 void write(Topic topic, std::string_view text);

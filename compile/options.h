@@ -57,7 +57,7 @@ struct DynamicArgument {
 // The values that a backward recomputes instead of reading what the forward saved.
 enum class Recompute : uint8_t {
   kAuto,    // elementwise values, if that saves memory; the kernels that read them compute them
-  kNone,    // nothing
+  kNone,    // recomputes nothing
   kFull,    // everything: a block saves its inputs only (activation checkpointing)
   kBudget,  // like kAuto. If that still saves more than CompileOptions::recompute_budget: products, reductions and
             // library calls too, beginning with those with the least work per byte, until the rest fits

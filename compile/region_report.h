@@ -34,7 +34,7 @@ struct RegionReport {
   int64_t recomputed_flops = 0;
   int64_t calls = 0;
   // How a module of this region was used before its first call, as in "its part backbone was called". Such a use runs
-  // eagerly, because only a call of the module itself (`model(x)`) runs compiled. Empty if it was not used so.
+  // eagerly, because only a call of the module itself (`model(x)`) runs compiled. Empty if there was no such use.
   std::string used_without_call;
   int64_t replays = 0;           // calls that ran no C++ of the module
   std::string why_not_replayed;  // with Capture::kReplay: why a call was recorded nevertheless

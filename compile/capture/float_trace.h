@@ -38,7 +38,7 @@ struct FloatFormulas {
   std::vector<Term> terms;
   std::vector<int32_t> results;  // the registers that hold the results
 
-  // False: no result depends on the recording's floats.
+  // True if a result depends on the recording's floats.
   bool vary() const;
   using Registers = absl::InlinedVector<double, 32>;
   void evaluate(std::span<const double> recorded, Registers& registers) const;
@@ -51,7 +51,7 @@ struct FloatGuards {
     bool outcome;
   };
   std::vector<Guard> guards;
-  FloatFormulas sides;  // results: two for each guard
+  FloatFormulas sides;  // results: the two sides of each guard's comparison, guard by guard
 
   bool hold(std::span<const double> recorded) const;
 };
@@ -60,8 +60,8 @@ class FloatTrace final : public FloatTracer {
  public:
   // Each float of `recorded` becomes a symbol.
   explicit FloatTrace(const Graph& recorded) : FloatTrace(recorded, floats_of(recorded)) {}
-  // For deriving a program again: the first derivation had the floats `reference`, this one has those of `recorded`.
-  // Passes then join the same floats as in the first derivation.
+  // Traces a program that is derived again, with other floats. `reference`: the floats of `recorded` in the first
+  // derivation. Passes join the same floats as in the first derivation.
   FloatTrace(const Graph& recorded, std::span<const double> reference);
 
   // The recording, with a symbol in the place of each float.
@@ -73,14 +73,14 @@ class FloatTrace final : public FloatTracer {
   int32_t trace(FloatOp op, SymFloat a, SymFloat b, double value) override;
   void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) override;
 
-  // The value of `number` in the first derivation, which may be this one.
+  // Returns the value of `number` in the first derivation, which may be this one.
   double reference(SymFloat number) const;
 
  private:
   struct Symbol {
     enum Kind : uint8_t { kRecorded, kConstant, kTerm } kind;
     FloatOp op = FloatOp::kAdd;
-    int32_t a = -1, b = -1;  // kTerm
+    int32_t a = -1, b = -1;  // kTerm: the operands, as indices into symbols_
     double reference = 0;    // the value in the first derivation
   };
   using Key = std::tuple<uint8_t, uint8_t, int32_t, int32_t, uint64_t>;
@@ -89,9 +89,9 @@ class FloatTrace final : public FloatTracer {
   FloatFormulas formulas_of(std::span<const int32_t> results) const;
 
   Graph graph_;
-  std::vector<Symbol> symbols_;  // the recording's floats, then others in the order of their creation
+  std::vector<Symbol> symbols_;  // first the recording's floats, then the other symbols in the order of their creation
   int32_t n_recorded_ = 0;
-  HashMap<Key, int32_t> known_;  // equal symbols are one
+  HashMap<Key, int32_t> known_;  // the index in symbols_, so that equal symbols share one entry
   struct Noted {
     FloatTest test;
     int32_t a, b;
@@ -108,7 +108,8 @@ class FloatTrace final : public FloatTracer {
 uint64_t join_key(SymFloat number);
 void join_floats(SymFloat a, SymFloat b);
 
-// The formulas of `numbers` in the trace that is active on this thread. Without a trace, they must be constants.
+// Returns formulas of `numbers` in the trace that is active on this thread. Without a trace, `numbers` must be
+// constants.
 FloatFormulas formulas_of(std::span<const SymFloat> numbers);
 // Replaces the symbols in the graph by plain numbers.
 void forget_symbols(Graph& graph);

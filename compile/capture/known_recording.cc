@@ -128,7 +128,8 @@ bool FollowingTrace::append_known_write(const OpDef& op, std::span<const Tensor*
   return true;
 }
 
-// The caller has checked that the write is the known one. Returns false for targets that only record_write() handles.
+// The caller has checked that the write equals the next write of the known recording. Returns false for targets that
+// only record_write() handles.
 bool FollowingTrace::may_follow_write(const Tensor& target) const {
   const TensorImpl& impl = *target.impl();
   if (impl.recorder != nullptr || target.requires_grad() || writes(impl.storage) ||

@@ -14,11 +14,12 @@ namespace rondo::compile {
 // An earlier recording. Later recordings are compared with it, call by call, while they are made.
 struct KnownRecording {
   std::shared_ptr<const Graph> graph;
-  Device device;        // of all its values
+  Device device;        // the device of all values of the recording
   uint64_t number = 0;  // unique among all recordings
 };
-// True if the writes in place of this recording can be compared with those of a later one: each is the first write to
-// its tensor and overwrites all of it, the tensor comes from outside of the recording, and no gradient is involved.
+// True if this recording's writes in place can be compared with the writes of a later recording: each is the first
+// write to its tensor and overwrites all of it, the tensor comes from outside of the recording, and no gradient is
+// involved.
 bool has_known_writes(const Graph& recorded);
 
 // While the calls equal those of the known recording, this counts them and appends nothing. Without a known recording
@@ -39,10 +40,10 @@ class FollowingTrace : public WritingTrace {
   bool follows() const { return known_.graph != nullptr; }
   // True if exactly the calls of the known recording were made, and the same results are alive as at its end.
   bool is_known() const;
-  // While this follows a known recording: that recording, with the floats of an earlier call (this call's floats:
-  // known_floats()). Otherwise `graph`.
+  // While this follows a known recording: returns that recording, whose floats are those of an earlier call (the floats
+  // of this call are known_floats()). Otherwise returns `graph`.
   const Graph& recorded() const override { return follows() ? *known_.graph : graph; }
-  // The float attributes of the calls so far. REQUIRES: follows().
+  // Returns the float attributes of the calls so far. REQUIRES: follows().
   std::span<const double> known_floats() const { return known_floats_; }
   // Ends the comparison: appends the calls so far to `graph`, and records the next ones as usual.
   void stop_following();
@@ -50,7 +51,7 @@ class FollowingTrace : public WritingTrace {
   void show_known_versions();
 
  protected:
-  // As append_known(), for a call that overwrites *inputs[0].
+  // Does what append_known() does, for a call that overwrites *inputs[0].
   bool append_known_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                           std::source_location where);
   void abandon() override;
@@ -72,11 +73,11 @@ class FollowingTrace : public WritingTrace {
   };
 
   SharedRandomState* const draws_;
-  KnownRecording known_;  // the one that is followed; null graph: none
-  size_t n_known_ = 0;    // calls so far, all equal to the known ones
+  KnownRecording known_;  // the recording that this follows; a null graph: this follows none
+  size_t n_known_ = 0;    // number of calls so far; all equal those of the known recording
   RecordedFloats known_floats_;
-  // Result handles to reuse, by value of the recording with number known_handles_of_. Undefined, or beyond
-  // the end: none.
+  // By value of the recording with the number known_handles_of_: the result handle to reuse. No handle can be reused
+  // for a value whose entry is undefined or missing.
   std::vector<Tensor> known_handles_;
   uint64_t known_handles_of_ = 0;
 };

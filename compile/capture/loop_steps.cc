@@ -57,7 +57,7 @@ bool LoopSteps::search(std::span<const Line> lines, bool varies) {
   for (size_t i = 0; i < period; ++i) {
     for (size_t k = latest + i; k >= begin + period; k -= period)
       moves[i] = moves[i] || lines[k].integers != lines[k - period].integers;
-    if (moves[i] && !found[i].may_move) return false;  // not only views and constants differ between the steps
+    if (moves[i] && !found[i].may_move) return false;  // something other than views and constants differs
   }
   step_ = {std::move(found), std::move(moves)};
   at_ = (n - begin) % period;

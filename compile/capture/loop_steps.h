@@ -40,7 +40,7 @@ class LoopSteps {
   // Describes a call by hashes. `call` and `parameters` are equal in all steps of a loop; `integers` may differ.
   struct Line {
     uint64_t call = 0;        // its op, its place in the program, the dtypes and sizes of its results
-    uint64_t parameters = 0;  // the parameters that it reads
+    uint64_t parameters = 0;  // the parameters that the call reads
     uint64_t integers = 0;    // its integers that are part of the key: positions, sizes
     bool may_move = false;    // a view, or a constant: it can be computed at once instead of recorded
     bool is_product = false;
@@ -57,8 +57,9 @@ class LoopSteps {
     friend bool operator==(const Step&, const Step&) = default;
   };
 
-  // True if a recording of `n` calls is to be searched: a few times in a long one, never in a short one. `varies`: the
-  // region has several recordings already, so that a loop of another length in each call is likely.
+  // True if it is time to search a recording of `n` calls for a loop. While a recording grows, it is searched a few
+  // times; a short recording is never searched. `varies`: the region has several recordings already, so that a loop of
+  // another length in each call is likely.
   static bool is_time_to_search(size_t n, bool varies) {
     return n >= (varies ? kShortestThatVaries : kShortest) && (n & (n - 1)) == 0;
   }
@@ -74,10 +75,10 @@ class LoopSteps {
   enum class Next : uint8_t {
     kRecord,
     kCutAndRecord,  // a piece of complete_steps() steps is complete: run it, then record the call
-    kEnd,           // the call is not the loop's next one
+    kEnd,           // the call is not the next call of the loop's step, so the loop has ended
   };
   Next next(const Line& line);
-  // The number of steps in the complete piece. 0: it is the piece in which the loop was found.
+  // Returns the number of steps in the complete piece. 0: it is the piece in which the loop was found.
   int complete_steps() const { return complete_; }
   // True if the integers of the call that was just passed to next() differ between steps: compute it at once, do not
   // record it.
@@ -88,7 +89,7 @@ class LoopSteps {
   void forget() { *this = LoopSteps(); }
 
  private:
-  static constexpr size_t kShortest = 128;  // calls of a recording: usual blocks are shorter
+  static constexpr size_t kShortest = 128;  // calls; shorter recordings, such as those of most blocks, are not searched
   static constexpr size_t kShortestThatVaries = 16;
 
   Step step_;      // without lines: no loop has been found
@@ -96,21 +97,21 @@ class LoopSteps {
   int steps_ = 0;  // whole steps since the latest cut
   int complete_ = 0;
   bool learns_ = false;    // the first step is running, and step_ takes its parameters
-  bool in_first_ = false;  // in the piece in which the loop was found, whose views are recorded
+  bool in_first_ = false;  // the calls belong to the piece in which the loop was found; that piece records its views
 };
 
 // The few loops that were found most recently in the recordings of a region. Thread safe.
 class KnownLoops {
  public:
   using Steps = std::vector<LoopSteps::Step>;
-  // Null: none.
+  // Returns null if no loop is known.
   std::shared_ptr<const Steps> steps() const;
   void add(const LoopSteps::Step& step);
   void forget();
 
  private:
   std::atomic<bool> any_ = false;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::shared_ptr<const Steps> steps_;
 };
 

@@ -10,7 +10,7 @@
 namespace rondo::compile {
 namespace {
 
-// The strides of an input that gets the sizes `to`. Dense dimensions stay dense, and gaps keep their width.
+// Returns the strides of an input whose sizes change to `to`. Dense dimensions stay dense, and gaps keep their width.
 Dims resized_strides(const Dims& sizes, const Dims& strides, const Dims& to) {
   std::vector<int> inner_first(static_cast<size_t>(sizes.rank()));
   std::iota(inner_first.rbegin(), inner_first.rend(), 0);
@@ -27,7 +27,7 @@ Dims resized_strides(const Dims& sizes, const Dims& strides, const Dims& to) {
   return result;
 }
 
-// The end of a value: one past the offset of its last element, counted from the start of its root.
+// Returns where a value ends: one past the offset of its last element, counted from the start of its root.
 int64_t reach(const Value& value) {
   int64_t last = value.offset;
   for (int d = 0; d < value.sizes.rank(); ++d) {
@@ -110,7 +110,7 @@ bool Resizing::find_rules() {
   return true;
 }
 
-// Integers up to this one may be dimensions, counts or flags.
+// Integers up to this one are often dimensions, counts or flags, so being a multiple of a size says nothing about them.
 constexpr int64_t kSmall = kMaxRank;
 
 std::optional<Resizing::Rule> Resizing::rule_for(int32_t node, int32_t position) const {
@@ -170,14 +170,15 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     // they must stay equal.
     for (int d = 0; in_place && d < std::min(from.rank(), to.rank()) && from[d] == to[d]; ++d)
       if (graph.value(node.inputs[0]).sizes[d] != graph.value(node.outputs[0]).sizes[d]) return false;
-    // A view has elements of its source only, and all of them if it had all of them before.
+    // A view contains only elements of its source. If it contained all of them in the recording, it must contain all of
+    // them now.
     const Value &source = graph.value(node.inputs[0]), &view = graph.value(node.outputs[0]);
     if (from.numel() == to.numel() && source.sizes.numel() != view.sizes.numel()) return false;
     return std::all_of(node.outputs.begin(), node.outputs.end(),
                        [&](ValueId id) { return reach(graph.value(id)) <= reach(source); });
   };
-  // A choice is the set of candidates for which the less likely answer is taken. Small sets come first, and among sets
-  // of one size, those without the first candidates.
+  // A choice is a set of candidates: those that get the less likely answer. Small sets come first, and among sets of
+  // one size, those without the first candidates.
   std::vector<uint32_t> choices(size_t{1} << candidates.size());
   std::iota(choices.rbegin(), choices.rend(), 0u);
   std::stable_sort(choices.begin(), choices.end(),

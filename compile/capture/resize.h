@@ -28,8 +28,8 @@ class Resizing {
   static std::optional<Resizing> find(const Graph& recorded, std::span<const VariableDim> dims,
                                       std::span<const int64_t> sizes);
 
-  // The recording with these sizes of the variables; nullopt if the shapes do not fit together. Values keep their
-  // numbers.
+  // Returns the recording with these sizes of the variables, or nullopt if the shapes do not fit together. Values keep
+  // their ids.
   std::optional<Graph> at(std::span<const int64_t> sizes) const;
 
  private:
@@ -57,7 +57,7 @@ class Resizing {
   std::vector<VariableDim> dims_;
   std::vector<int64_t> sizes_;
   bool constants_follow_;    // sizes of tensors that are made without operands follow variables
-  std::vector<Rule> rules_;  // by node
+  std::vector<Rule> rules_;  // in the order of the nodes
 };
 
 }  // namespace rondo::compile

@@ -88,7 +88,7 @@ void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const
   invariant(!in_place, "an in-place op reached a trace");
   ValueIds operands;
   for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input, where) : kNoValue);
-  const auto index = static_cast<int32_t>(graph.nodes.size());  // operands may have added nodes
+  const auto index = static_cast<int32_t>(graph.nodes.size());  // value_of() may have added nodes
   GraphNode& node = graph.nodes.emplace_back();
   node.op = &op;
   node.inputs = std::move(operands);

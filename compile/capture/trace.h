@@ -25,8 +25,8 @@ class Trace : public Recorder {
 
   // Adds a symbolic input with the metadata of `like`.
   Tensor placeholder(const Value& like);
-  // The value that `tensor` stands for; a tensor with storage becomes an input. Throws Error if `tensor` has no value
-  // because the region that was to compute it threw.
+  // Returns the value that `tensor` stands for; a tensor with storage becomes an input. Throws Error if `tensor` has no
+  // value because the region that was to compute it threw.
   virtual ValueId value_of(const Tensor& tensor, std::source_location where = std::source_location::current());
   // The tensor that stands for a value.
   const Tensor& handle(ValueId id) const { return handles_[static_cast<size_t>(id)]; }
@@ -36,7 +36,7 @@ class Trace : public Recorder {
   // placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
-  // The calls recorded so far: `graph`, or an earlier recording that begins with the same calls.
+  // Returns the calls recorded so far: `graph`, or an earlier recording that begins with the same calls.
   virtual const Graph& recorded() const { return graph; }
 
   // The origin of all calls that are recorded from now on; null: each call is its own origin. A node whose origin has
@@ -51,7 +51,8 @@ class Trace : public Recorder {
  protected:
   // True if a recorded call reads memory of `storage`.
   bool reads(const Storage& storage) const;
-  // Call after the history of `input` has changed. If it is an input of the graph, this updates its flags there.
+  // Call this after the history of `input` has changed. If `input` is an input of the graph, updates its flags in the
+  // graph.
   void history_changed(const Tensor& input);
   // cut() removes the ops that were recorded after node `last` and returns them, so that the other ops can run first.
   // resume() records the removed ops again: all, or the first `n`, which it takes out of the tail.
@@ -67,7 +68,7 @@ class Trace : public Recorder {
   virtual void abandon();
   ValueId add_value(Tensor handle, int32_t producer);
 
-  std::vector<Tensor> handles_;  // by value
+  std::vector<Tensor> handles_;  // by value: the tensor that stands for the value
   std::vector<Tensor> external_;
   HashMap<const TensorImpl*, ValueId> external_ids_;
 

@@ -38,7 +38,7 @@ constexpr const char* kUnreadableView = "somebody holds a view that could not be
 constexpr const char* kOldHistory =
     "the tensor keeps its history, and hooks would see the gradients of earlier versions";
 
-// The tensor that holds everything a write to `target` may reach.
+// Returns the tensor that contains all memory that a write to `target` may change: the base of a view, else `target`.
 const Tensor& base_of(const Tensor& target) {
   const AutogradMeta* meta = target.impl()->autograd.get();
   return meta != nullptr && meta->base.defined() ? meta->base : target;
@@ -173,7 +173,7 @@ WritingTrace::Memory* WritingTrace::memory_to_write(const Tensor& target, bool d
   return &add_memory(std::move(made));
 }
 
-// False for a value behind a detach(), or made under no_grad: it does not have the history of its memory.
+// True if a value has the history of its memory. False for a value behind a detach(), or made under no_grad.
 bool WritingTrace::follows_history(ValueId id) const {
   for (; graph.value(id).root != id; id = graph.node(graph.value(id).producer).inputs[0])
     if (!graph.value(id).grad_mode) return false;
@@ -260,7 +260,8 @@ ValueId WritingTrace::record_placed(const OpDef& op, std::span<const Tensor* con
   return record_overwrite(whole, shown, source, attrs, differentiable, where);
 }
 
-// `operands`: [0] is ignored, [1] is the source. `numbers`: holds the number that replaces an undefined source.
+// Records a call that makes a new version: `whole` with the part `shown` replaced. `operands`: [0] is ignored, [1] is
+// the source of the part. `numbers`: holds the number that replaces an undefined source.
 ValueId WritingTrace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
                                        const Attrs& numbers, bool differentiable, std::source_location where) {
   const Tensor base = own_handle(whole);
@@ -429,8 +430,8 @@ ValueId WritingTrace::renew(TensorImpl& impl) {
   const ValueId before = impl.recorded_value, now = renewed(before);
   if (now == before) return now;
   Tensor& known = handles_[static_cast<size_t>(before)];
-  // Nothing to do for a handle that only the recording holds. Nor for a value that is the whole memory: advance() has
-  // already moved its user's handle.
+  // Does nothing for a handle that only the recording holds. Does nothing for a value that is the whole memory, either:
+  // advance() has already moved its user's handle.
   if (known.impl() != &impl || graph.value(before).root == before) return now;
   return move_to(impl, now);
 }

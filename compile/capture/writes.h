@@ -13,7 +13,8 @@ namespace rondo::compile {
 class WritingTrace : public Trace {
  public:
   ~WritingTrace() override;
-  // As in Trace. For a tensor in written memory: the value in the current version of the memory.
+  // Does what Trace::value_of() does. For a tensor in written memory, returns the value in the current version of the
+  // memory.
   ValueId value_of(const Tensor& tensor, std::source_location where = std::source_location::current()) override;
 
   bool has_writes() const { return !memories_.empty(); }
@@ -21,9 +22,9 @@ class WritingTrace : public Trace {
   void refresh();
   // True if a recorded call writes memory of `storage`.
   bool writes(const Storage& storage) const { return memory_of(storage) != nullptr; }
-  // The tensor outside of the recording of which `id` is a version; null: there is none.
+  // Returns the tensor outside of the recording of which `id` is a version; null if there is none.
   const Tensor* written_tensor(ValueId id) const;
-  // The tensor outside of the recording that `id`, a view of written memory, stands for; null: there is none.
+  // Returns the tensor outside of the recording that `id`, a view of written memory, stands for; null if there is none.
   const Tensor* outside_view(ValueId id) const;
   // True if `id` is a version of a tensor from outside whose history the recorded writes do not change.
   bool keeps_history(ValueId id) const;
@@ -37,7 +38,8 @@ class WritingTrace : public Trace {
   // for the result. Returns null on success. If the write cannot be recorded, returns the reason and changes nothing.
   const char* record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
                            std::source_location where);
-  // False if `tensor` comes from outside and lies in memory that a recorded call writes, but at an unknown place.
+  // True if a recorded call can read `tensor`. False if `tensor` comes from outside and lies in memory that a recorded
+  // call writes, but at an unknown place.
   bool can_read(const Tensor& tensor) const;
   void abandon() override;
 
@@ -46,8 +48,8 @@ class WritingTrace : public Trace {
     // The tensor from outside that covers all that is written. Undefined: the recording itself made the memory.
     Tensor tensor;
     int32_t input = -1;     // the position of `tensor` in graph.inputs
-    bool recorded = false;  // `tensor` gets a history here; its handle stands for a recorded value until the run
-    ValueId first = kNoValue, current = kNoValue;  // versions; each is dense and its own root
+    bool recorded = false;  // the recording gives `tensor` a history; its handle stands for a value until the run
+    ValueId first = kNoValue, current = kNoValue;  // versions of the memory; each is dense and its own root
     std::vector<Tensor> others = {};  // other tensors from outside that were read in this memory; kept alive
   };
   const std::vector<Memory>& memories() const { return memories_; }
@@ -59,10 +61,10 @@ class WritingTrace : public Trace {
 
  private:
   Memory* memory_of(ValueId root);
-  // The Memory that holds a call's target; it is added if it is new. Null if the write cannot be recorded: then `why`
-  // is the reason.
+  // Returns the Memory that holds the target of a call, and adds it if it is new. Returns null if the write cannot be
+  // recorded; then `why` is the reason.
   Memory* memory_to_write(const Tensor& target, bool differentiable, const char*& why);
-  // These return null if the write can be recorded, otherwise the reason why it is a graph break.
+  // The next three functions return null if the write can be recorded, otherwise the reason why it is a graph break.
   const char* write_break_reason(const Tensor& target, bool differentiable, std::source_location where,
                                  std::span<const Tensor* const> inputs, const OpDef& op) const;
   // `base`: no recorded call has written its memory.
@@ -71,7 +73,7 @@ class WritingTrace : public Trace {
   bool can_read_all(std::span<const Tensor* const> inputs) const;
   bool has_unreadable_view(const Memory& memory) const;
   bool follows_history(ValueId id) const;
-  // By operand: a tensor that replaces the operand in the recorded call, or undefined.
+  // Returns, by operand: a tensor that replaces the operand in the recorded call, or undefined.
   std::vector<Tensor> operands_apart(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
                                      std::source_location where);
   void drop_unread_views();
@@ -81,21 +83,21 @@ class WritingTrace : public Trace {
                            const Attrs& numbers, bool differentiable, std::source_location where);
   ValueId record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs, Tensor result,
                          std::source_location where);
-  // Makes the user's handle of memory from outside stand for recorded values from here on.
+  // From this call on, the user's handle of a tensor from outside stands for recorded values.
   void adopt(Memory& memory);
   // Makes `next` the current version of the memory.
   void advance(Memory& memory, ValueId next);
-  // The value in the current version that corresponds to `id`, a value of an earlier version.
+  // Returns the value in the current version that corresponds to `id`, a value of an earlier version.
   ValueId renewed(ValueId id);
   ValueId rebuild_view(ValueId view, ValueId root);
   ValueId rebuild_view_with_history(ValueId view, ValueId root);
   ValueId rebuild_as_view_of_root(ValueId view, ValueId root, bool with_history);
-  // As renewed(), for a user's handle, which stands for the result from here on.
+  // Does what renewed() does for a user's handle. From this call on, the handle stands for the returned value.
   ValueId renew(TensorImpl& handle);
   ValueId move_to(TensorImpl& handle, ValueId now);
   bool may_stay_stale(ValueId id) const;
   ValueId read_of_written(const Tensor& outside);
-  // A new handle for the value. Only the recording holds it.
+  // Makes a new handle for the value. Only the recording holds it.
   Tensor own_handle(ValueId id) const;
   Tensor result_like(ValueId id, bool requires_grad) const;
 

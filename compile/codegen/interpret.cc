@@ -36,7 +36,7 @@ struct Register {
   }
 };
 
-// The register of `type` that holds `value`, rounded if `type` is a 16-bit float.
+// Returns the register of `type` that holds `value`, rounded if `type` is a 16-bit float.
 template <class T> Register make(DType type, T value) {
   Register r;
   switch (type) {
@@ -109,7 +109,7 @@ class Interpreter {
     }
   }
 
-  // `picked`: the index of the operand's picked axis, if it has one.
+  // Returns the offset of an element. `picked`: the index of the operand's picked axis, if it has one.
   int64_t offset(const Operand& operand, int64_t row, int64_t column, int64_t picked = 0) const {
     int64_t offset = column * operand.col_stride;
     if (operand.is_partial) offset += chunk_ * k_.cols;
@@ -342,7 +342,8 @@ class Interpreter {
     else write(r.f32);
   }
 
-  // `to`: an element of a partial operand, which has the reduction's type.
+  // Combines the result of a column reduction with `to`, an element of a partial operand, which has the reduction's
+  // type.
   void combine_into(const Instr& i, char* to) const {
     store(i.type, combine(along_row(i.op), i.type, load(i, to), registers_[i.a]), i.type, to);
   }

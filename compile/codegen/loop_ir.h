@@ -17,8 +17,8 @@
 // execution (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar truncate a float toward zero,
 // clamp it to the range of the type, and turn NaN into 0; u8 takes the low byte of the i64.
 //
-// An output may alias an input, element for element (in place); no other operands overlap. If an output does, all loads
-// of an element must come before its store, in the order stage, row list, column list.
+// An output may alias an input, element for element (in place); no other operands overlap. If an output aliases an
+// input, all loads of an element must come before its store, in the order stage, row list, column list.
 //
 // This header is shared with the LLVM plug-in: data only, no functions that need linking.
 #pragma once
@@ -43,7 +43,7 @@ struct OperandAxis {
   int64_t stride;
 };
 struct Operand {
-  DType dtype = kF32;             // in memory
+  DType dtype = kF32;             // of the elements in memory
   std::vector<OperandAxis> axes;  // outermost first; usually one axis {1, rows, stride}; none if constant
   int64_t col_stride = 1;         // 0: the operand is loaded once per row
   bool is_output = false;
@@ -65,7 +65,7 @@ struct Operand {
   // is out of range; on a GPU, the device's status.
   bool is_check = false;
 };
-// False for random states, kIndex and kCheckIndex operands: loads and stores do not use them.
+// True if loads and stores may use the operand. False for random states, and for operands of kIndex and kCheckIndex.
 inline bool has_elements(const Operand& operand) {
   return !operand.is_random && !operand.is_index && !operand.is_check;
 }
@@ -98,13 +98,13 @@ inline bool is_column_reduction(LoopOp op) { return op >= LoopOp::kColumnSum && 
 inline bool is_effect(LoopOp op) {
   return op == LoopOp::kStore || op == LoopOp::kCheckIndex || is_column_reduction(op);
 }
-// The row reduction of the same kind as a column reduction.
+// Returns the row reduction that corresponds to a column reduction.
 inline LoopOp along_row(LoopOp column_reduction) {
   return column_reduction == LoopOp::kColumnSum   ? LoopOp::kReduceSum
          : column_reduction == LoopOp::kColumnMax ? LoopOp::kReduceMax
                                                   : LoopOp::kReduceMin;
 }
-// The initial value of a reduction of values of `type`, as a kConst.
+// Returns the initial value of a reduction of values of `type`, as the value of a kConst.
 inline double identity_of(LoopOp reduction, DType type) {
   if (reduction == LoopOp::kReduceSum) return 0;
   const bool is_min = reduction == LoopOp::kReduceMin;
@@ -117,9 +117,9 @@ inline bool is_arithmetic(LoopOp op) { return op >= LoopOp::kAdd && op <= LoopOp
 struct Instr {
   LoopOp op;
   DType type = kF32;               // of the result
-  int32_t a = -1, b = -1, c = -1;  // instruction ids
-  int32_t index = -1;              // operand or scalar
-  double value = 0;                // kConst
+  int32_t a = -1, b = -1, c = -1;  // the arguments, as instruction ids
+  int32_t index = -1;              // of an operand or a scalar
+  double value = 0;                // kConst: the constant
 };
 
 struct Stage {
@@ -175,12 +175,12 @@ struct LoopKernel {
   // By position in extents(): true if the code reads this extent at run time, so that it serves other sizes, too.
   // May be empty.
   std::vector<bool> varying;
-  // By position in extents(), for those that vary: the range from useful_range(). May be empty.
+  // By position in extents(): the range that code assumes of an extent that varies (useful_range()). May be empty.
   std::vector<ExtentRange> ranges;
 };
 
-// The sizes and strides that code depends on, in a fixed order. (Code does not depend on `rows`, only on whether an
-// axis wraps around.)
+// Returns the sizes and strides that code depends on, in a fixed order. (Code does not depend on `rows`, only on
+// whether an axis wraps around.)
 inline std::vector<int64_t> extents(const LoopKernel& kernel) {
   std::vector<int64_t> list{kernel.cols, kernel.chunk_rows};
   for (const Operand& operand : kernel.operands) {
@@ -190,13 +190,14 @@ inline std::vector<int64_t> extents(const LoopKernel& kernel) {
   if (kernel.inner > 1) list.push_back(kernel.inner);
   return list;
 }
-// The part of an operand that belongs to one row of an item, in kernels that run on the items of a table.
+// The part of an operand that belongs to one row of an item, in kernels that run on the items of a table: nothing, one
+// element, or a whole row of elements.
 enum class RowPart : uint8_t { kNone, kElement, kWhole };
 inline RowPart row_part(const Operand& operand) {
   return operand.axes.empty() ? RowPart::kNone : operand.col_stride == 0 ? RowPart::kElement : RowPart::kWhole;
 }
-// For a kernel that runs on the items of a table: the positions in extents() of strides that are the item's width. (The
-// number of columns, at position 0, is also the width, but is not in the list.)
+// For a kernel that runs on the items of a table: returns the positions in extents() of the strides that equal the
+// item's width. (The number of columns, at position 0, is also the width, but is not in the list.)
 inline std::vector<size_t> width_extents(const LoopKernel& kernel) {
   std::vector<size_t> positions;
   size_t next = 2;
@@ -208,7 +209,7 @@ inline std::vector<size_t> width_extents(const LoopKernel& kernel) {
 }
 // Extents of 0 and 1 change the structure of code (broadcast, contiguous), so code never reads them at run time.
 inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
-// The number of partial rows that a kernel with column sums writes.
+// Returns the number of rows of partial results that a kernel with column sums writes.
 inline int64_t chunks(const LoopKernel& kernel) {
   return kernel.starts >= 0 ? kernel.segments : (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows;
 }
@@ -228,15 +229,16 @@ inline AlongInner along_inner(const OperandAxis& axis, int64_t inner) {
   return axis.divisor == 1 && axis.size % inner == 0 ? AlongInner::kAll : AlongInner::kInPart;
 }
 
-// How many steps of kLanes columns a row takes, counting a partial last step, if the range determines it; else 0.
+// Returns the number of steps of kLanes columns that a row takes, counting a partial last step. Returns 0 if the range
+// does not determine it, or if a loop over the steps is as fast.
 inline int64_t steps_known(const ExtentRange& cols) {
   constexpr int64_t kMaxSteps = 4;  // with more steps, a loop is as fast
   const int64_t steps = (cols.min + kLanes - 1) / kLanes;
   return steps > 0 && steps <= kMaxSteps && cols.max <= steps * kLanes ? steps : 0;
 }
-// The facts about the extent at `position` that improve code: a known number of steps needs no loop, columns that are a
-// multiple of a step need no remainder, and small strides need only 32-bit indices to gather. Other facts are dropped,
-// so that kernels with equal code share it.
+// Returns the facts about the extent at `position` that improve code: a known number of steps needs no loop, columns
+// that are a multiple of a step need no remainder, and small strides need only 32-bit indices to gather. All other
+// facts are dropped, so that kernels with equal code share it.
 inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const ExtentRange& known) {
   ExtentRange useful;
   if (position == 0 && kernel.inner > 1) return useful;

@@ -140,7 +140,7 @@ std::string code_text(const LoopKernel& kernel) {
   same.rows = 1;
   same.segments = std::min<int64_t>(same.segments, 1);
   size_t next = 0;
-  const auto forget = [&](int64_t& extent) {  // in the order of extents()
+  const auto forget = [&](int64_t& extent) {  // call it in the order of extents()
     const size_t at = next++;
     if (at < kernel.varying.size() && kernel.varying[at] && may_vary(extent)) extent = 2;
   };

@@ -62,7 +62,8 @@ class UnitLowering final : public LoopBuilder {
     return std::move(result_);
   }
 
-  // A name made of the unit's first ops, such as layer_norm_mul_gelu_and_3_more, for dumps, debuggers and profilers.
+  // Returns a name made of the unit's first ops, such as layer_norm_mul_gelu_and_3_more, for dumps, debuggers and
+  // profilers.
   std::string name() const {
     std::string text;
     constexpr size_t kNamed = 4;
@@ -233,8 +234,8 @@ class UnitLowering final : public LoopBuilder {
 
   Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
 
-  // Appends an instruction and returns its value. If an equal one exists already and it is no effect, returns that
-  // one's value.
+  // Appends an instruction and returns its value. If the instruction is no effect and equals an earlier one, appends
+  // nothing and returns the value of the earlier one.
   LoopValue append(Instr instr, Placement place) {
     const InstrKey key{
         instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};
@@ -300,7 +301,7 @@ class UnitLowering final : public LoopBuilder {
         append({.op = LoopOp::kStore, .type = v.type, .a = v.id, .index = add_operand(operand, id)}, place).id);
   }
 
-  // ---- From the list of instructions to stages
+  // ---- Makes the kernel's stages from the list of instructions
 
   void finish() {
     LoopKernel& kernel = result_.kernel;

@@ -23,7 +23,7 @@ struct ColumnResult {
 struct LoweredUnit {
   LoopKernel kernel;
   std::vector<ValueId> operands;  // the value behind each kernel operand; kNoValue for partial sums
-  std::vector<Scalar> scalars;    // in kernel order; all of one kind
+  std::vector<Scalar> scalars;    // in the order of the kernel's scalars; all of one kind
   int32_t first_scalar = 0;       // kArgument: the position of the first one among the scalars of all kernels of a plan
   std::vector<ColumnResult> column_results;
   std::vector<int64_t> extents;  // the kernel's extents(), for its calls
@@ -32,11 +32,11 @@ struct LoweredUnit {
   std::vector<int32_t> roundings;
 };
 
-// `needed[id]`: the value is read outside of the unit, so the kernel stores it. The kernel is not scheduled:
-// Target::schedule() decides how its iteration space is split.
+// Lowers a unit to a loop kernel. `needed[id]`: the value is read outside of the unit, so the kernel stores it. The
+// kernel is not scheduled: Target::schedule() decides how its iteration space is split.
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
-// The input of lower(), as text for a reproducer (stages/reproducer.h).
+// Returns the input of lower() as text for a reproducer (stages/reproducer.h).
 std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
 }  // namespace rondo::compile

@@ -5,7 +5,7 @@
 namespace rondo::compile {
 namespace {
 
-// The kernel without these casts: readers of a cast read its operand instead.
+// Returns the kernel without these casts: readers of a cast read its operand instead.
 LoopKernel without(const LoopKernel& kernel, std::span<const int32_t> casts) {
   std::vector<bool> gone(kernel.instrs.size(), false);
   for (int32_t id : casts) gone[static_cast<size_t>(id)] = true;
@@ -75,7 +75,7 @@ class Contraction {
     return i.op == LoopOp::kIndex || (i.op == LoopOp::kCast && is_place(i.a));
   }
 
-  // The product to fuse with this sum or difference; -1 if there is none.
+  // Returns the product to fuse with this sum or difference; -1 if there is none.
   int32_t product_in(int32_t id) const {
     const Instr& sum = at(id);
     if ((sum.op != LoopOp::kAdd && sum.op != LoopOp::kSub) || is_integer(sum.type)) return -1;
@@ -136,7 +136,7 @@ bool compares(const Graph& graph, const std::vector<bool>& computed) {
   return false;
 }
 
-// Runs an op's `lower` rule to learn whether it takes a maximum or minimum.
+// Runs an op's `lower` rule to learn whether the rule takes a maximum or minimum.
 class MaximumProbe final : public LoopBuilder {
  public:
   explicit MaximumProbe(const GraphNode& node) : node_(node) {}

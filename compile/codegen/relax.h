@@ -20,7 +20,7 @@
 
 namespace rondo::compile {
 
-// `roundings`: LoweredUnit::roundings.
+// Returns the kernel with these changes. `roundings`: LoweredUnit::roundings.
 LoopKernel relax(const LoopKernel& kernel, std::span<const int32_t> roundings = {});
 
 // True if default mode may relax the recording. False if the last bit of a value can change a result by more than a

@@ -33,7 +33,7 @@ Chosen& chosen() {
 // True if the op reads no data and only makes a view.
 bool is_view(const GraphNode& node) { return node.op->kind == OpKind::kView; }
 
-// Makes the check of a run with these inputs. The run may overwrite them.
+// Makes the check of a run with these inputs. The run may overwrite the inputs afterwards.
 std::unique_ptr<UnitCheck> check_of(const Program& program, std::span<const Tensor> inputs, const Floats& floats) {
   std::vector<std::vector<int32_t>> units;
   for (const Launch& launch : program.plan().launches)
@@ -171,7 +171,7 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
 
 std::string UnitCheck::wrong_in(const std::vector<int32_t>& nodes) const {
   if (std::any_of(nodes.begin(), nodes.end(), [&](int32_t n) { return graph_.node(n).op->is<trait::Exchange>(); }))
-    return "";  // alone, it would send a second time
+    return "";  // running the part alone would send a second time
   const Part alone = part(nodes);
   if (alone.outputs.empty()) return "";
   std::vector<Tensor> operands;
@@ -191,7 +191,7 @@ std::vector<int32_t> UnitCheck::smallest(std::vector<int32_t> nodes) const {
       return false;  // these nodes alone are not a valid graph
     }
   };
-  // Usually a single op is wrong.
+  // Tries each op alone first, because usually a single op is wrong.
   for (int32_t n : nodes)
     if (nodes.size() > 1 && is_wrong({n})) return {n};
   for (size_t i = 0; i < nodes.size() && nodes.size() > 2;) {

@@ -35,8 +35,9 @@ struct Checks {
 };
 Checks parse_checks(const char* list);
 
-// Program::run() and run_and_release(), followed by the check if it is on. Throw InternalError if numbers differ. A
-// check compares all results at the end, so with the check on they are all returned, and `take` gets none.
+// Run the program as Program::run() or run_and_release() does, then the check if it is on. Throw InternalError if
+// numbers differ. A check compares all results at the end, so with the check on they are all returned, and `take` gets
+// none.
 std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,
                                 const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished = nullptr,
                                 std::span<const Tensor> homes = {}, const TakeResults& take = nullptr);
@@ -63,16 +64,17 @@ class UnitCheck {
     std::vector<ValueId> inputs, outputs;  // the ids of these values in the whole graph
   };
   Part part(const std::vector<int32_t>& nodes) const;
-  // The first wrong value of the part when it is compiled alone and reads eager values; "" if there is none.
+  // Returns the first wrong value of the part when the part is compiled alone and reads eager values; "" if there is
+  // none.
   std::string wrong_in(const std::vector<int32_t>& nodes) const;
-  // A subset of these nodes, as small as possible, that is wrong, too.
+  // Returns a subset of these nodes, as small as possible, that gives wrong values when compiled alone, too.
   std::vector<int32_t> smallest(std::vector<int32_t> nodes) const;
   std::string names_of(const std::vector<int32_t>& nodes) const;
-  // Throws InternalError if these differ from eager execution's results.
+  // Throws InternalError if the outputs differ from the results of eager execution.
   void check(std::span<const Tensor> outputs);
-  // Throws InternalError if these differ from the results of the source, run op by op.
+  // Throws InternalError if the outputs differ from the results of the source, run op by op.
   void check_source(std::span<const Tensor> outputs);
-  // A sentence that names the pass that changes the numbers of the source.
+  // Returns a sentence that names the pass that changes the numbers of the source.
   std::string wrong_pass();
 
   const std::vector<std::vector<int32_t>> units_;

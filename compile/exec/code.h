@@ -14,23 +14,23 @@ namespace rondo::compile {
 
 class Code {
  public:
-  // `kernels`: those of the plan, in order. Throws Error if the plan was made for another target.
+  // `kernels`: the compiled kernels of the plan, in order. Throws Error if the plan was made for another target.
   Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device);
   Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device, const Target& target);
 
   Device device() const { return device_; }
   const Target& target() const { return *target_; }
   KernelHandle handle(int32_t kernel) const { return kernels_[static_cast<size_t>(kernel)].handle; }
-  // The prepared library call of a launch: all work that depends only on shapes is done. Null: the op's kernel does
-  // this work in each call.
+  // Returns the prepared library call of a launch: all work that depends only on shapes is done. Null: the op's kernel
+  // does this work in each call.
   const std::shared_ptr<const PreparedKernel>& prepared(size_t launch) const { return prepared_[launch]; }
 
   // Leases an arena for one run. With Plan::keeps_arena, it is the arena of an earlier run, if one is unused.
   Storage lease_arena(const Plan& plan) const;
   void return_arena(Storage arena) const;
 
-  // Prepares a library call in another way, number `variant`; null if there is none. Call these two functions before
-  // the code is shared (exec/tune.h).
+  // Prepares a library call in another way: the one with the number `variant`. Returns null if there is no such way.
+  // Call prepare() and set_prepared() before the code is shared (exec/tune.h).
   std::shared_ptr<const PreparedKernel> prepare(const Plan& plan, const Launch& launch, int variant) const;
   void set_prepared(size_t launch, std::shared_ptr<const PreparedKernel> call) { prepared_[launch] = std::move(call); }
 

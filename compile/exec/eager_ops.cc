@@ -14,7 +14,7 @@
 namespace rondo::compile {
 namespace {
 
-// The call as a graph of one node.
+// Returns the call as a graph of one node.
 Graph graph_of(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, size_t n_outputs,
                std::source_location where) {
   Graph graph;
@@ -101,8 +101,8 @@ class EagerOps final : public OpCompiler {
   std::shared_ptr<const Entry> compile(const Graph& graph, Device device, bool in_parts) {
     std::shared_ptr<const Program> program;
     if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
-      // In exact mode, which rounds as eager kernels do. A single kernel is compiled for all sizes. The parts of a
-      // decomposition are compiled for constant sizes: fused, they read a row only once if its length is known.
+      // Compiles in exact mode, which rounds as eager kernels do. A single kernel is compiled for all sizes. The parts
+      // of a decomposition are compiled for constant sizes: fused, they read a row only once if its length is known.
       program = Program::compile(graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever},
                                          .sizes = in_parts ? Sizes::kConstant : Sizes::kAny,
                                          .device = device});

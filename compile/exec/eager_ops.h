@@ -9,7 +9,7 @@ namespace rondo::compile {
 
 struct EagerOpsReport {
   int64_t calls = 0;     // calls that ran generated kernels
-  int64_t plans = 0;     // one for each op, dtypes and layout; they are cheap
+  int64_t plans = 0;     // plans that were made, one for each op, dtypes and layout; a plan is cheap
   int64_t compiled = 0;  // generated kernels: few, because sizes are read at run time
   int64_t refused = 0;   // calls whose op, or a part of its decomposition, has no lowering
 };

@@ -213,7 +213,7 @@ void Executor::run_launch(size_t launch, const Frame& frame) const {
 }
 
 std::vector<Tensor> Executor::outputs(const Frame& frame, size_t launches_done) const {
-  std::vector<bool> unfinished;  // by root value; empty: none
+  std::vector<bool> unfinished;  // by root value: a launch that is not done writes it; empty: all launches are done
   for (size_t i = launches_done; i < plan_.launches.size(); ++i) {
     unfinished.resize(plan_.graph.values.size(), false);
     for (ValueId id : written(plan_, plan_.launches[i]))
@@ -258,7 +258,7 @@ std::vector<Tensor> Executor::run_with_seams(std::span<const Tensor> inputs, boo
   };
   std::optional<Scope> scope(std::in_place);
   Frame frame = make_frame(inputs, release, homes, static_cast<size_t>(plan_.seams[0].launch));
-  std::vector<int> results_in(plan_.n_slots(), 0);  // by slot: the results that the frame still holds
+  std::vector<int> results_in(plan_.n_slots(), 0);  // by slot: the number of results that the frame still holds
   for (const Address& address : plan_.outputs) ++results_in[static_cast<size_t>(address.slot)];
   std::vector<bool> gone(plan_.outputs.size(), false);
   const auto let_go = [&](size_t output) {

@@ -32,7 +32,7 @@ struct Frame {
   std::byte* at(const Address& address) const {
     return address.slot < 0 ? nullptr : slots[static_cast<size_t>(address.slot)].data + address.offset;
   }
-  // A tensor over the memory at `address`, with the layout of `like`.
+  // Returns a tensor over the memory at `address`, with the layout of `like`.
   Tensor tensor(const Value& like, const Address& address) const {
     const Slot& slot = slots[static_cast<size_t>(address.slot)];
     return Tensor::over(slot.storage, (slot.byte_offset + address.offset) / static_cast<int64_t>(size_of(like.dtype)),
@@ -46,8 +46,8 @@ struct TableArgument {
   Condition when;
 };
 
-// Cheap to make for each run. Its arguments must live until the last launch has run. On devices that run
-// asynchronously, `owner` keeps them alive; null: the caller does.
+// An Executor is cheap to make, so each run makes its own. Its arguments must live until the last launch has run. On
+// devices that run asynchronously, `owner` keeps them alive; if `owner` is null, the caller does.
 class Executor {
  public:
   Executor(const Plan& plan, const Code& code, const Floats& floats, std::shared_ptr<const void> owner = nullptr)
@@ -80,7 +80,7 @@ class Executor {
   // Runs all launches; `take` receives the results of seams.
   std::vector<Tensor> run_with_seams(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes,
                                      const TakeResults& take) const;
-  // By fresh buffer: the home of the output that fills the buffer; null: none.
+  // Returns, for each fresh buffer, the home of the output that fills the buffer; null: none.
   std::vector<const Tensor*> homes_of_fresh(std::span<const Tensor> homes) const;
   void run_kernel(const Launch& launch, const Frame& frame) const;
   IndexCheck index_check(const Launch& launch, const Launch::Check& check, const Frame& frame) const;

@@ -19,16 +19,16 @@ struct Floats {
   std::shared_ptr<const Graph> source = nullptr;
 };
 
-// The plan's floats, taken from `graph`. REQUIRES: same_but_floats(plan.graph, graph).
+// Returns the plan's floats, taken from `graph`. REQUIRES: same_but_floats(plan.graph, graph).
 Floats floats_for(const Plan& plan, const Graph& graph);
 
-// Formulas that compute the plan's floats, in the order of Floats, from those of the recording that the plan was
-// derived from. Uses this thread's active trace.
+// Returns formulas that compute the plan's floats, in the order of Floats, from those of the recording that the plan
+// was derived from. Uses this thread's active trace.
 FloatFormulas formulas_for(const Plan& plan);
-// The plan's floats for a call whose recorded floats are `recorded`.
+// Returns the plan's floats for a call whose recorded floats are `recorded`.
 Floats floats_at(const Plan& plan, const FloatFormulas& formulas, std::span<const double> recorded);
 
-// The plan's graph with the floats of a run.
+// Returns the plan's graph with the floats of a run.
 Graph with_floats(const Plan& plan, const Floats& floats);
 
 // True if the graphs differ at most in the float attributes of their nodes and in lines of the user's program.

@@ -19,7 +19,7 @@ class LibraryCall {
     const Graph& graph = plan.graph;
     for (size_t i = 0; i < launch.inputs.size(); ++i)
       if (launch.inputs[i] != kNoValue) inputs_[i] = make_tensor(graph.value(launch.inputs[i]), launch.addresses[i]);
-    // The op's own result, written to the memory of the last epilogue's result.
+    // The op's own result is written to the memory of the last epilogue's result.
     const GraphNode& op = node();
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       Value like = graph.value(op.outputs[i]);
@@ -30,7 +30,7 @@ class LibraryCall {
 
   const GraphNode& node() const { return plan_.graph.node(launch_.op()); }
 
-  // Calls use(context).
+  // Calls use(context), where `context` is the context for the op's kernel.
   template <class Use> void with_context(const Attrs& attrs, Use use) const {
     const GraphNode& op = node();
     absl::InlinedVector<const Tensor*, kUsualInputs> pointers;

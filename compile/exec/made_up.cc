@@ -6,11 +6,11 @@
 namespace rondo::compile {
 namespace {
 
-// What the ops that read an integer value, or views of it, require of its numbers.
+// The requirements on the numbers of an integer value. They come from the ops that read the value or a view of it.
 struct Places {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  bool known = false;      // an op uses them as places
-  int64_t bound = kNone;   // they must be smaller
+  bool known = false;      // an op uses the numbers as places
+  int64_t bound = kNone;   // the numbers must be smaller
   int64_t segmented = -1;  // they divide this many rows into segments: each start, and the last end; -1: they do not
 };
 

@@ -14,9 +14,10 @@
 
 namespace rondo::compile {
 
-// A tensor with the layout of a value and random numbers from `generator`: floats in (0, 1), which every op accepts;
-// integers as in Note [Made-up places]. Constants would falsify measurements: a GPU clocks higher if it computes with
-// equal numbers, because these take less power; all indices would be one row; all elements of a mask would be equal.
+// Makes a tensor with the layout of a value and random numbers from `generator`: floats in (0, 1), which every op
+// accepts; integers as in Note [Made-up places]. Constants would falsify measurements: a GPU clocks higher if it
+// computes with equal numbers, because these take less power; all indices would be one row; all elements of a mask
+// would be equal.
 Tensor made_up(const Graph& graph, ValueId id, Device device, Generator& generator);
 
 // True if an op reads these integers, or a view of them, as places: for picking, scattering, a check of indices, or as

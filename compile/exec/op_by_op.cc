@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kNudgedRuns = 3;
 
-// A tensor of the same layout with its own memory.
+// Returns a copy of the tensor, with the same layout and its own memory.
 Tensor copy_of(const Tensor& t) {
   int64_t extent = t.numel() == 0 ? 0 : 1;
   for (int d = 0; extent > 0 && d < t.rank(); ++d) extent += (t.sizes()[d] - 1) * t.strides()[d];
@@ -24,7 +24,7 @@ Tensor copy_of(const Tensor& t) {
   return Tensor::over(memory.storage(), memory.storage_offset(), t.sizes(), t.strides(), t.dtype());
 }
 
-// The distance from 1 to the next larger number of the dtype.
+// Returns the distance from 1 to the next larger number of the dtype.
 double unit_of(DType dtype) {
   return dtype == kF64 ? 0x1p-52 : dtype == kF32 ? 0x1p-23 : dtype == kF16 ? 0x1p-10 : 0x1p-7;
 }
@@ -57,7 +57,7 @@ void OpByOp::run(CollectiveLog* sums) {
   values_ = values_of_run(nullptr);
 }
 
-// `random`: the state of the nudges; null: no nudges.
+// Runs the graph once and returns all values. `random`: the state from which nudges are drawn; null: nothing is nudged.
 ValueMap<Tensor> OpByOp::values_of_run(uint32_t* random) const {
   std::optional<CollectiveScope> known_sums;
   if (sums_ != nullptr) known_sums.emplace(CollectiveScope::kReplayOnly, *sums_);

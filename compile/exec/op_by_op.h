@@ -21,7 +21,7 @@
 namespace rondo::compile {
 
 inline constexpr double kRelaxed = 1e-5;              // f64 and f32: relative to the largest element
-inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16
+inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16: relative to the largest element
 inline constexpr double kTimesMoved = 4;
 
 class OpByOp {
@@ -41,20 +41,20 @@ class OpByOp {
   std::span<const Tensor> inputs() const { return inputs_; }
   // Undefined if its node was skipped.
   const Tensor& value(ValueId id) const { return values_[id]; }
-  // "element 3 of [4, 6]: eager 0.5, compiled 0.25"; "" if they are equal (in default mode: within rounding). REQUIRES:
-  // the value is defined, and `actual` has its sizes.
+  // Describes how `actual` differs from the value, as "element 3 of [4, 6]: eager 0.5, compiled 0.25"; "" if they are
+  // equal (in default mode: within rounding). REQUIRES: the value is defined, and `actual` has its sizes.
   std::string difference(ValueId id, const Tensor& actual) const;
-  // The difference() of the first of the graph's outputs that differs; "" if none does.
+  // Returns the difference() of the first of the graph's outputs that differs; "" if none does.
   std::string first_difference(std::span<const Tensor> outputs) const;
 
  private:
   ValueMap<Tensor> values_of_run(uint32_t* random) const;
-  // The most that a nudge moves an element of the value: Note [What rounding moves].
+  // Returns the most that a nudge moves an element of the value: Note [What rounding moves].
   double moved(ValueId id) const;
 
   const Graph graph_;
   const bool exact_;
-  std::vector<Tensor> inputs_;  // copies
+  std::vector<Tensor> inputs_;  // copies of the inputs
   CollectiveLog* sums_ = nullptr;
   ValueMap<Tensor> values_;
   mutable std::optional<ValueMap<double>> moved_;  // computed at the first call of moved()

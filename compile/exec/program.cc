@@ -27,7 +27,7 @@ CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::s
   }
 }
 
-// Hints for the kernels of a plan, from the kernels of the same graph at other sizes.
+// Makes hints for the kernels of a plan by comparing them with the kernels of the same graph at other sizes.
 std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSizes other, const Target& target,
                                 const PlanOptions& options) {
   const auto at = [&](std::optional<Graph>& graph) {

@@ -25,9 +25,9 @@ struct ProgramStats {
   double compile_ms = 0;  // passes, planning and code together
 };
 
-// A graph whose inputs have marked dimensions, at other sizes of these.
+// The program's graph at other sizes of the dimensions that are marked in its inputs.
 struct OtherSizes {
-  std::optional<Graph> next;               // at the next size of each; nullopt: unknown
+  std::optional<Graph> next;               // each marked dimension has its next size; nullopt: unknown
   std::optional<Graph> smallest, largest;  // nullopt: unknown, or no bound
 };
 struct SizeMarks {
@@ -51,12 +51,12 @@ class Program : public std::enable_shared_from_this<Program> {
  public:
   static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
-  // As Executor::run(). `floats`: made for this plan. The numbers are not checked: regions call run_checked()
-  // (exec/check_units.h).
+  // Runs the program as Executor::run() does. `floats`: made for this plan. The numbers are not checked: regions call
+  // run_checked() (exec/check_units.h).
   std::vector<Tensor> run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                           std::vector<Tensor>* finished = nullptr, std::span<const Tensor> homes = {},
                           const TakeResults& take = nullptr) const;
-  // As run(), but writes over donated inputs that only `inputs` holds.
+  // Does what run() does, but writes over donated inputs that only `inputs` holds.
   std::vector<Tensor> run_and_release(std::vector<Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                                       std::span<const Tensor> homes = {}, const TakeResults& take = nullptr) const;
   // True if run_and_release() may write over inputs.
@@ -64,8 +64,8 @@ class Program : public std::enable_shared_from_this<Program> {
 
   const Plan& plan() const { return plan_; }
   const Code& code() const { return code_; }
-  const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the graph that was compiled
-  // The floats for another call of the recording from which the graph was derived (FloatTrace).
+  const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the compiled graph itself
+  // Returns the floats for another call of the recording from which the graph was derived (FloatTrace).
   std::shared_ptr<const Floats> floats_at(std::span<const double> recorded) const;
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }

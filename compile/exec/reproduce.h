@@ -22,10 +22,10 @@ struct Reproducer {
   std::string stage;                 // StageInput::stage, or "compile"
   PassOptions options;               // for a pass
   std::optional<Graph> graph;        // for all stages but "emit"
-  EpilogueChains epilogues;          // "fuse"
-  std::optional<Unit> unit;          // "lower"
-  std::vector<bool> needed;          // "lower"
-  std::optional<LoopKernel> kernel;  // "emit"
+  EpilogueChains epilogues;          // for "fuse"
+  std::optional<Unit> unit;          // for "lower"
+  std::vector<bool> needed;          // for "lower"
+  std::optional<LoopKernel> kernel;  // for "emit"
   // For a stage of a derivation: its other inputs besides `graph`, which is the recording. If `options` are not exact,
   // such a stage may choose layouts.
   CompileOptions recompute;

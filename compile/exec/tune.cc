@@ -93,7 +93,8 @@ class PlanTuner {
     };
     std::vector<Choice> choices{{grain, tile}};
     if (grain > 0) choices.insert(choices.end(), {{grain / 8, tile}, {grain * 8, tile}, {int64_t{1} << 40, tile}});
-    // Other chunks add in another order. Larger chunks need less room than was planned.
+    // Other chunks add in another order, so exact mode keeps the planned ones. Only larger chunks are tried: their
+    // partial sums need less memory than was planned.
     if (tile > 0 && !exact_)
       for (int64_t times : {2, 4})
         if (tile * times < unit.kernel.rows) choices.push_back({grain, tile * times});

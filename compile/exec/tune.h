@@ -9,7 +9,7 @@
 
 namespace rondo::compile {
 
-// Chooses the way to run each launch. If `exact`, only ways whose results have the same bits.
+// Chooses the way to run each launch. If `exact`, chooses only among ways whose results have the same bits.
 void tune(Plan& plan, Code& code, bool exact);
 
 // True if a product of `graph` is faster with these ops as epilogues than with a separate pass over its result

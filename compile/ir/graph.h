@@ -40,13 +40,13 @@ struct Origin {
   const OpDef* op = nullptr;   // the op that was called; null: unknown
   bool gradient = false;       // the node is part of the op's gradient
   bool again = false;          // the node recomputes a value for the backward
-  std::source_location where;  // the call
+  std::source_location where;  // the line of the call
   std::source_location user;   // the innermost frame of the user's program
   int32_t call = -1;           // nodes with the same number are parts of one op of eager execution
 };
-// "gradient of linear (train.cc:41, via layers.cc:30)". File names are as the compiler saw them.
+// Returns a text such as "gradient of linear (train.cc:41, via layers.cc:30)". File names are as the compiler saw them.
 std::string to_string(const Origin& origin);
-// "train.cc:41, via layers.cc:30"
+// Returns a text such as "train.cc:41, via layers.cc:30".
 std::string location_of(const Origin& origin);
 
 struct GraphNode {
@@ -71,7 +71,7 @@ struct Version {
 // Graph::inputs and Graph::outputs.
 struct WriteBack {
   int32_t input, output;
-  int32_t writes;  // number of versions
+  int32_t writes;  // number of versions that the recording makes
 };
 
 struct Graph {
@@ -85,12 +85,13 @@ struct Graph {
   Value& value(ValueId id) { return values[static_cast<size_t>(id)]; }
   const GraphNode& node(int32_t n) const { return nodes[static_cast<size_t>(n)]; }
   GraphNode& node(int32_t n) { return nodes[static_cast<size_t>(n)]; }
-  // The value that `id` is a view of, through any number of views: a node's result that is no view, or an input.
+  // Returns the value that `id` is a view of, through any number of views: a node's result that is no view, or an
+  // input.
   ValueId written(ValueId id) const;
 };
 
-// The line of the user's program that an error of the call names. It is found while recording: when the node runs, the
-// modules that made the call have returned.
+// Returns the line of the user's program that an error of the call names. The line is found while recording: when the
+// node runs, the modules that made the call have returned.
 inline std::source_location line_of(const GraphNode& node) {
   return node.origin.user.line() == 0 ? node.where : node.origin.user;
 }
@@ -128,14 +129,14 @@ template <class T> class NodeMap : public IdMap<T> {
   explicit NodeMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.nodes.size(), initial) {}
 };
 
-// By input: true if a node reads it, or if an output is the input or a view of it.
+// Returns, for each input: true if a node reads it, or if an output is the input or a view of it.
 std::vector<bool> inputs_read(const Graph& graph);
 
 // Returns one WriteBack for each input that a recording writes (its last version must be an output), and one for each
 // returned result that it writes.
 std::vector<WriteBack> write_backs(const Graph& recorded);
 
-// ---- Text and checks
+// ---- Text and checks of graphs
 
 // One node per line. The text is canonical: equal graphs give equal text, and parse_graph (ir/parse.h) gives the graph
 // back. Dense strides are omitted, and so is the root of a value that is no view. The text has no pointers and no
@@ -146,11 +147,11 @@ std::vector<WriteBack> write_backs(const Graph& recorded);
 //   return %3
 enum class Locations { kOmit, kAsComments };
 std::string to_string(const Graph& graph, Locations locations = Locations::kOmit);
-// One node's line, without the newline.
+// Returns one node's line, without the newline.
 std::string to_string(const Graph& graph, const GraphNode& node);
 
-// The metadata of the node's results, inferred by its op from its operands' sizes, with their real strides or as if all
-// were dense. Throws what `infer` throws.
+// Returns the metadata of the node's results. Its op infers them from its operands' sizes, with their real strides or
+// as if all were dense. Throws what `infer` throws.
 enum class Operands { kAsTheyAre, kDense };
 std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands);
 

@@ -17,10 +17,10 @@ class Scanner {
   // Consumes `token` if it is next. A token of letters must end where the word ends.
   bool accept(std::string_view token);
   void expect(std::string_view token);
-  // Looks without consuming anything.
+  // Returns true if `token` is next. Consumes nothing.
   bool next_is(std::string_view token);
-  bool next_is_integer();  // an integer, not a real number
-  // The next run of letters, digits, '_', '.' and '-'.
+  bool next_is_integer();  // true for an integer, not for a real number
+  // Reads the next run of letters, digits, '_', '.' and '-'.
   std::string_view word();
   int64_t integer();
   double real();  // in the format of exact_text()
@@ -41,8 +41,8 @@ class Scanner {
   int line_;
 };
 
-// The shortest decimal text that reads back as the same double and does not look like an integer: "0.1", "1.0", "-inf",
-// "nan". A NaN other than the usual quiet one is written with its bits: "nan:7ff8000000000001".
+// Returns the shortest decimal text that reads back as the same double and does not look like an integer: "0.1", "1.0",
+// "-inf", "nan". A NaN other than the usual quiet one is written with its bits: "nan:7ff8000000000001".
 std::string exact_text(double value);
 
 }  // namespace rondo::compile

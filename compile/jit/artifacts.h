@@ -9,9 +9,9 @@
 
 namespace rondo::compile {
 
-// All code of this process for these targets: generated and hand-written.
+// Returns all code of this process for these targets: generated and hand-written.
 std::vector<io::KernelFile> artifact_sections(std::span<const Target* const> of);
-// `packed`: io::pack_artifact(). Throws FileError.
+// Writes `packed`, a result of io::pack_artifact(), to a file. Throws FileError.
 void write_artifact(const std::string& path, const std::string& packed);
 
 }  // namespace rondo::compile

@@ -4,14 +4,15 @@
 
 namespace rondo::compile {
 
-// A hash of the sources of compile/ and runtime/ops/, of all headers that they include, and of the C++ compiler.
-// Compiled kernels and a plug-in with another hash cannot be used.
+// Returns a hash of the sources of compile/ and runtime/ops/, of all headers that they include, and of the C++
+// compiler. Compiled kernels and a plug-in with another hash cannot be used.
 const char* build_hash();
-// A text with the hash. The plug-in's file contains it, too, so that the file can be checked before it is loaded.
+// Returns a text with the hash. The plug-in's file contains it, too, so that the file can be checked before it is
+// loaded.
 const char* build_mark();
-// "19.1.7"; "none" if Rondo was built without LLVM.
+// Returns LLVM's version, such as "19.1.7"; "none" if Rondo was built without LLVM.
 const char* llvm_version();
-// RONDO_CPU, the processor that kernels are compiled for: "native", "x86-64-v3".
+// Returns RONDO_CPU, the processor that kernels are compiled for, such as "native" or "x86-64-v3".
 const char* kernel_cpu_name();
 
 }  // namespace rondo::compile

@@ -85,7 +85,7 @@ absl::StatusOr<std::shared_ptr<const MachineCode>> CodeStore::place(const std::s
   return code;
 }
 
-// REQUIRES: mutex_ is held.
+// Returns the entry of a kernel in placed_, which may be empty. REQUIRES: mutex_ is held.
 std::weak_ptr<const MachineCode>& CodeStore::placed(const std::string& kernel) {
   if (placed_.size() >= io::ObjectStore::kMostHeld)
     std::erase_if(placed_, [](const auto& entry) { return entry.second.expired(); });

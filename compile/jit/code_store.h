@@ -22,14 +22,15 @@ using io::HostKey;
 using io::KernelFile;
 using io::KernelRecord;
 
-// The disk cache of this process, by the environment and RONDO_DISABLE. Its warnings go to the log.
+// Returns the options of this process's disk cache, from the environment and RONDO_DISABLE. Warnings about the disk
+// cache go to the log.
 DiskCacheOptions disk_cache_options();
 
 class CodeStore {
  public:
   CodeStore(DiskCacheOptions disk, HostKey host, const Target& target)
       : target_(target), objects_(std::move(disk), std::move(host)) {}
-  // This process's store for a target, with the disk cache that the environment names. Never destroyed.
+  // Returns this process's store for a target, with the disk cache that the environment names. It is never destroyed.
   static CodeStore& of(const Target& target);
 
   // Returns the code for a kernel. Null: a miss, so the caller compiles the kernel and calls add(). `in_memory`: false
@@ -42,15 +43,15 @@ class CodeStore {
   // Places code that was just compiled and keeps it, on disk too.
   std::shared_ptr<const MachineCode> add(const std::string& kernel, std::string object);
 
-  // All code in memory, with the key of this store, for an artifact.
+  // Returns all code in memory, with the key of this store, for an artifact.
   KernelFile contents() const { return objects_.contents(); }
   // Takes the code of an artifact. kInvalidArgument: damaged. kFailedPrecondition: for another host; takes nothing.
   absl::Status take(KernelFile file);
-  // Counts kernels that were not asked for here because the kernel table had them.
+  // Counts kernels that the kernel table had, so that this store was not asked for them.
   void count_from_memory(int64_t kernels);
   CacheReport report() const;
   int64_t forget();                      // returns the number of kernels that it forgot
-  static int64_t forget_all();           // the same for all stores of this process
+  static int64_t forget_all();           // as forget(), for all stores of this process
   static std::vector<CodeStore*> all();  // all stores of this process
   const Target& target() const { return target_; }
   bool has_artifacts() const { return objects_.has_artifacts(); }
@@ -66,7 +67,7 @@ class CodeStore {
 
   const Target& target_;
   io::ObjectStore objects_;
-  mutable std::mutex mutex_;  // guards what follows. find() takes it under the lock of objects_
+  mutable std::mutex mutex_;  // guards the members below. find() takes it under the lock of objects_
   std::unordered_map<std::string, std::weak_ptr<const MachineCode>> placed_;
   CacheReport counts_;
   std::vector<Miss> misses_;

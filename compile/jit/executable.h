@@ -21,7 +21,7 @@ class Executable {
  public:
   Executable(std::vector<std::shared_ptr<const MachineCode>> code, int compiled, int fresh)
       : code_(std::move(code)), compiled_(compiled), fresh_(fresh) {}
-  // In the order of the kernels given.
+  // handle() and entry() take the position of a kernel in the list that compile_kernels() was given.
   KernelHandle handle(int i) const;
   KernelEntry entry(int i) const;             // for host code only
   int compiled() const { return compiled_; }  // kernels that no cache had

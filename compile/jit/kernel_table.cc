@@ -20,9 +20,9 @@ class KernelTable {
     CompiledKernels result;
     size_t found = 0;
     for (bool all_there = false; !all_there;) {
-      std::vector<std::shared_ptr<KernelSlot>> slots(kernels.size());  // of each kernel
+      std::vector<std::shared_ptr<KernelSlot>> slots(kernels.size());  // by kernel: its slot
       std::vector<LoopKernel> missing;
-      std::vector<std::shared_ptr<KernelSlot>> made;  // of each missing one
+      std::vector<std::shared_ptr<KernelSlot>> made;  // by kernel in `missing`: its slot
       claim(kernels, sizes, hints, uses, target, slots, missing, made);
       // Compiles without the lock. Meanwhile other threads find existing kernels, make the ones they miss themselves,
       // and wait for those that are made here.
@@ -75,7 +75,7 @@ class KernelTable {
     for (size_t i = 0; i < kernels.size(); ++i)
       wanted.push_back({structure_of(kernels[i], target), extents(kernels[i]),
                         uses.empty() ? exact_use(kernels[i]) : uses[i], hints.empty() ? nullptr : &hints[i]});
-    std::vector<size_t> position(kernels.size(), SIZE_MAX);  // of kernels[i] in missing
+    std::vector<size_t> position(kernels.size(), SIZE_MAX);  // by kernel: its position in `missing`
     std::lock_guard lock(mutex_);
     if (size_ > kCapacity) forget_unused();
     for (size_t i = 0; i < kernels.size(); ++i) {

@@ -18,9 +18,10 @@ struct CompiledKernels {
   int fresh = 0;                        // added kernels whose code this process did not have in memory
 };
 
-// Thread safe: if several threads want a kernel, one of them makes it; existing kernels are found while others compile.
-// Throws as compile_kernels(). `hints`: none, or one for each kernel; then existing code is used only if it assumes all
-// that code made with the hint would assume. `uses`: none, or one for each kernel.
+// Finds code for the kernels, and compiles the kernels for which there is none. Thread safe: if several threads want a
+// kernel, one of them makes it; existing kernels are found while others compile. Throws as compile_kernels(). `hints`:
+// none, or one for each kernel; then existing code is used only if it assumes all that code made with the hint would
+// assume. `uses`: none, or one for each kernel.
 CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes,
                                 std::span<const KernelHint> hints = {}, std::span<const KernelUse> uses = {},
                                 const Target& target = target_of(kCPU));
@@ -30,7 +31,7 @@ std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels,
 
 // Forgets every kernel that no program holds, with its code. Returns how many of them had code.
 int64_t forget_unused_kernels();
-// Forgets which sizes were met; code in memory stays.
+// Forgets the sizes at which kernels were requested; code in memory stays.
 void forget_unused_variants();
 
 }  // namespace rondo::compile

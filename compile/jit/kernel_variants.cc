@@ -18,7 +18,7 @@ std::vector<bool> always_varying(const LoopKernel& kernel, size_t n) {
   return varying;
 }
 
-// The range of an extent that is always `extent`.
+// Returns the range of an extent that is always `extent`.
 ExtentRange exactly(int64_t extent) { return {extent, extent, extent}; }
 
 }  // namespace

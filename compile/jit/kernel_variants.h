@@ -23,7 +23,7 @@ enum class Sizes : uint8_t {
 // range of each. By position in extents().
 struct KernelHint {
   std::vector<bool> varying;
-  std::vector<ExtentRange> ranges;  // useful_range() of each
+  std::vector<ExtentRange> ranges;  // useful_range() of each extent
 };
 // Compares `here` with the same kernel at the next possible sizes, at the smallest and at the largest (null: unknown).
 KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const LoopKernel* smallest,
@@ -32,7 +32,7 @@ KernelHint compare_sizes(const LoopKernel& here, const LoopKernel* next, const L
 // The extents that the caller will pass when it runs a kernel's code, by position in extents(). A caller whose extents
 // differ from those of the kernel that it asks for must say so: code may assume a range of each extent.
 using KernelUse = std::vector<ExtentRange>;
-// Exactly the kernel's own extents: the use that is assumed if the caller declares none.
+// Returns exactly the kernel's own extents. This use is assumed if the caller declares none.
 KernelUse exact_use(const LoopKernel& kernel);
 
 struct CompiledKernel {
@@ -56,25 +56,25 @@ struct WantedKernel {
 // A kernel's code, from the moment that a thread has decided to make it.
 struct KernelSlot {
   enum class State : uint8_t { kPending, kReady, kFailed } state = State::kPending;
-  CompiledKernel kernel;  // if it is kReady
+  CompiledKernel kernel;  // set if `state` is kReady
 };
 
 struct KernelVariant {
-  std::vector<int64_t> sizes;  // as compiled; those that vary stand for any
+  std::vector<int64_t> sizes;  // as compiled; a size that varies stands for any size
   std::vector<bool> varying;
-  std::vector<ExtentRange> ranges;  // of those that vary
+  std::vector<ExtentRange> ranges;  // of the sizes that vary: what the code assumes of them
   std::shared_ptr<KernelSlot> slot;
 
   bool same_code(const KernelVariant& other) const;
-  // How many extents prevent this variant from serving `use`.
+  // Returns the number of extents that prevent this variant from serving `use`.
   int64_t differences(const KernelUse& use) const;
-  // For how many extents code that is made with this hint would assume a range that this variant does not assume. Only
-  // extents that vary in both are counted.
+  // Returns the number of extents for which code made with this hint would assume a range that this variant does not
+  // assume. Only extents that vary in both are counted.
   int64_t leaves_open(const KernelHint* hint) const;
 };
 
-// The variant to run: among those that serve, the one whose code assumes the most, because it is the fastest. If none
-// serves, the one with the fewest differences(). Null: there are no variants.
+// Returns the variant to run: among those that serve, the one whose code assumes the most, because it is the fastest.
+// If none serves, returns the one with the fewest differences(). Returns null if there are no variants.
 const KernelVariant* nearest(std::span<const KernelVariant> variants, const WantedKernel& wanted);
 
 // True if `kernel` can run with `best`, so that nothing has to be compiled.

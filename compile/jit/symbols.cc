@@ -50,7 +50,7 @@ struct Image {
   Elf64_Ehdr header = {};
   Elf64_Shdr sections[kSections] = {};
   Elf64_Sym symbols[2] = {};
-  char names[128] = {};  // "", the sections' and the function's
+  char names[128] = {};  // names: "", then those of the sections and of the function
 
   Image(const void* code, size_t bytes, std::string_view name) {
     std::memcpy(header.e_ident, ELFMAG, SELFMAG);
@@ -107,7 +107,7 @@ struct Shown {
         line(formatted("%x %x %s\n", reinterpret_cast<uint64_t>(code), bytes, std::string(name))) {}
   Image image;
   jit_code_entry entry = {};
-  std::string line;  // of perf's file
+  std::string line;  // the code's line in perf's file
 };
 
 class Symbols {
@@ -178,7 +178,8 @@ class Symbols {
   pid_t process_ = 0;  // the process whose file has all lines so far
 };
 
-// Never destroyed: code may outlive every static object. Takes no memory: destructors of code call hide().
+// Never destroyed: code may outlive every static object. The instance needs no allocation, because destructors of code
+// call hide().
 Symbols& symbols() {
   alignas(Symbols) static std::byte place[sizeof(Symbols)];
   static auto* const all = new (place) Symbols;

@@ -19,9 +19,9 @@ void show_symbol(const void* code, size_t bytes, std::string_view name);
 // earlier samples still have their name.)
 void hide_symbol(const void* code);
 
-// Overrides RONDO_PERF.
+// Turns the writing of perf's file on or off. Overrides RONDO_PERF.
 void set_perf_map(bool on);
-// The path of this process's file.
+// Returns the path of this process's file for perf.
 std::string perf_map_path();
 
 }  // namespace rondo::compile

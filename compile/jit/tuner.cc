@@ -99,7 +99,7 @@ int Tuner::measure(std::span<const std::function<void()>> candidates, Device dev
   best.assign(candidates.size(), 1e30);
   std::vector<int> repeats(candidates.size(), 1);
   for (size_t i = 0; i < candidates.size(); ++i) {
-    candidates[i]();  // warm
+    candidates[i]();  // a first call, to warm up
     repeats[i] = std::max(1, static_cast<int>(kLongEnough / std::max(seconds_of(candidates[i], 1, device), 1e-9)));
   }
   for (int round = 0; round < kRounds; ++round)

@@ -24,7 +24,7 @@ namespace rondo::compile {
 class Tuner {
  public:
   explicit Tuner(DiskCacheOptions disk) : options_(std::move(disk)) {}
-  // This process's tuner, with the disk cache that the environment names. Never destroyed.
+  // Returns this process's tuner, with the disk cache that the environment names. It is never destroyed.
   static Tuner& instance();
 
   // Returns the position of the fastest candidate. Uses an earlier measurement of this process, or of another process
@@ -32,11 +32,11 @@ class Tuner {
   // times depend on besides the machine: Note [What a choice holds for]. The first candidate wins unless another is
   // clearly faster.
   int fastest(const std::string& launch, std::span<const std::function<void()>> candidates, Device device = kCPU);
-  // The number of choices that were measured, not remembered.
+  // Returns the number of choices that were measured, not remembered.
   int64_t measured() const { return measured_.load(); }
 
   // ---- Artifacts hold choices next to the kernels of a target, as the target's folder on disk does.
-  // The choices that this process has made or taken for devices with this host key (its text).
+  // Returns the choices that this process has made or taken for devices with this host key (its text).
   std::vector<io::KernelRecord> contents(const std::string& host);
   // True if a record of an artifact is a choice, not a kernel.
   static bool is_choice(const io::KernelRecord& record) { return record.kernel.starts_with(kPrefix); }

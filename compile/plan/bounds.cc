@@ -20,7 +20,7 @@ struct Reach {
   void add_steps(Wide steps, Wide stride) { (stride < 0 ? begin : end) += steps * stride; }
 };
 
-// The bytes that a value occupies, relative to its first element.
+// Returns the bytes that a value occupies, relative to its first element.
 Reach reach_of(const Value& value, DType dtype) {
   const Wide size = static_cast<int64_t>(size_of(dtype));
   Reach reach;
@@ -39,7 +39,7 @@ Wide partial_bytes(const LoopKernel& kernel, DType dtype) {
   return Wide(chunks(kernel)) * kernel.cols * static_cast<int64_t>(size_of(dtype));
 }
 
-// The bytes that a kernel accesses in an operand, over all rows and columns (Operand in loop_ir.h).
+// Returns the bytes that a kernel accesses in an operand, over all rows and columns (Operand in loop_ir.h).
 Reach reach_of(const LoopKernel& kernel, const Operand& operand) {
   if (operand.is_partial) return {0, partial_bytes(kernel, operand.dtype)};
   if (operand.is_random) return {0, 2 * static_cast<int64_t>(size_of(operand.dtype))};

@@ -12,10 +12,10 @@ struct OutOfBounds {
   int32_t launch;  // -1: the fault is not in a launch
   std::string what;
 };
-// The first fault: an address beyond its slot, a library call on values that its op does not accept, a view beyond
-// its root, a donor smaller than the buffer that takes its memory. Returns nullopt if there is none. Kernels,
-// numbers of values, nodes and slots' kinds must be valid (codegen/loop_verify.h, parse_plan). Sizes and strides
-// must be below 2^48.
+// Returns the first fault: an address beyond its slot, a library call on values that its op does not accept, a view
+// beyond its root, a donor smaller than the buffer that takes its memory. Returns nullopt if there is none. Kernels,
+// ids of values, nodes and slots' kinds must be valid (codegen/loop_verify.h, parse_plan). Sizes and strides must be
+// below 2^48.
 std::optional<OutOfBounds> find_out_of_bounds(const Plan& plan);
 
 }  // namespace rondo::compile

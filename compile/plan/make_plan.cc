@@ -95,9 +95,9 @@ int64_t grain_of(const LoopKernel& kernel, int64_t grain) {
 // of a seam.
 void gather_sums(Plan& plan, const std::vector<PlannedSeam>& seams) {
   std::vector<Launch> order, waiting;
-  ValueMap<bool> awaited(plan.graph, false);  // by root value
+  ValueMap<bool> awaited(plan.graph, false);  // by root value: a waiting launch accesses it
   const auto root = [&](ValueId id) { return plan.graph.value(id).root; };
-  ValueMap<int32_t> seam_of(plan.graph, -1);  // by root value
+  ValueMap<int32_t> seam_of(plan.graph, -1);  // by root value: the seam that hands it over; -1: none
   for (size_t s = 0; s < seams.size(); ++s)
     for (int32_t output : seams[s].outputs)
       seam_of[root(plan.graph.outputs[static_cast<size_t>(output)])] = static_cast<int32_t>(s);

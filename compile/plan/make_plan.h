@@ -39,7 +39,7 @@ Plan plan_launches(Graph graph, const Target& target, const PlanOptions& options
 // itself (Capabilities::epilogues_pay).
 Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes, bool wide_bias = false);
 
-// The plan's kernels, in order.
+// Returns the plan's kernels, in order.
 std::vector<LoopKernel> kernels_of(const Plan& plan);
 
 }  // namespace rondo::compile

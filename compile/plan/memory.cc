@@ -135,7 +135,7 @@ class MemoryPlanner {
     plan_.placements.resize(graph_.values.size());
     for (size_t i = 0; i < graph_.inputs.size(); ++i)
       plan_.placements[graph_.inputs[i]] = {Placement::kInput, static_cast<int64_t>(i)};
-    ValueMap<bool> used(graph_, false);  // by root value
+    ValueMap<bool> used(graph_, false);  // by root value: a launch accesses it
     for (int i = 0; i < n_launches(); ++i)
       for (ValueId id : touched(plan_, launch(i)))
         if (id != kNoValue) used[graph_.value(id).root] = true;
@@ -155,7 +155,7 @@ class MemoryPlanner {
     plan_.fresh.push_back({bytes_of(graph_.value(root))});
   }
 
-  // Pairs (read, written) of a launch such that the written value may take the memory of the read one.
+  // Returns the pairs (read, written) of a launch such that the written value may take the memory of the read one.
   std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const {
     std::vector<std::pair<ValueId, ValueId>> pairs;
     if (launch.kind == Launch::Kind::kCombine || launch.kind == Launch::Kind::kCopy) return pairs;
@@ -257,7 +257,7 @@ class MemoryPlanner {
   // True if launch number `i` may write the input.
   bool may_write(const Update& update, int i) const { return !update.visible || i > last_throwing_; }
 
-  // The Update that writes this result over this input; null: there is none.
+  // Returns the Update that writes this result over this input; null if there is none.
   const Update* update_of(ValueId source, ValueId result) const {
     const auto found = std::find_if(updates_.begin(), updates_.end(), [&](const Update& update) {
       return graph_.inputs[static_cast<size_t>(update.input)] == source &&
@@ -273,13 +273,14 @@ class MemoryPlanner {
     return launch.kind == Launch::Kind::kKernel || op_of(launch).reuses >= 0;
   }
 
-  // Neither value is placed yet: they share one block, which is in use from the first launch of `source` on.
+  // Makes two values that are not placed yet share one block. The block is in use from the first launch of `source` on.
   void share_transient(ValueId source, ValueId result) {
     plan_.placements[source] = {Placement::kShared, result};
     first_[result] = first_[source];
   }
 
-  // The result is a fresh buffer that takes an input's memory if the caller gives it away.
+  // Makes the result a fresh buffer. The buffer takes the memory of the input `source` if the caller gives that input
+  // away.
   void take_donation(ValueId source, ValueId result) {
     if (plan_.placements[result].kind == Placement::kNone) place_fresh(result);
     plan_.fresh[static_cast<size_t>(plan_.placements[result].index)].donor = static_cast<int32_t>(
@@ -299,7 +300,7 @@ class MemoryPlanner {
     returned_[source] = true;
   }
 
-  // A result that is written over an input does not need the fresh buffer that it was given first.
+  // Drops the fresh buffers of results that are written over inputs instead.
   void drop_unused_fresh() {
     std::vector<int64_t> place(plan_.fresh.size(), -1);
     for (const Placement& p : plan_.placements)

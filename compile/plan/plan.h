@@ -45,7 +45,7 @@ struct Launch {
   std::vector<Check> checks = {};
 
   int32_t op() const { return nodes[0]; }
-  // True if it has a kernel, or adds up a kernel's sums.
+  // True if the launch runs a generated kernel, or adds up the partial sums of one.
   bool runs_kernel() const { return kind != Kind::kLibraryCall && kind != Kind::kCopy; }
 };
 
@@ -104,15 +104,17 @@ std::vector<Launch::Check> checks_of(const Plan& plan, const Launch& launch);
 // True if a check runs after later ops of the program: Note [Checks that wait] in fuse.cc.
 bool has_waiting_checks(const Plan& plan);
 
-// All values that a launch reads or writes, and the values that it writes; kNoValue may be among them.
+// touched() returns all values that a launch reads or writes. written() returns those that it writes. kNoValue may be
+// among them.
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch);
 std::vector<ValueId> written(const Plan& plan, const Launch& launch);
-// Bytes of a kernel's partial sums in the arena: for one result, and for all.
+// Return the bytes of a kernel's partial sums in the arena: partial_stride() of one result, partial_bytes() of all.
 int64_t partial_stride(const LoweredUnit& unit, int64_t alignment);
 int64_t partial_bytes(const LoweredUnit& unit, int64_t alignment);
 inline int64_t aligned(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Canonical: equal plans give equal text. Lines of the user's program are omitted, as in a graph's text.
+// Prints a plan. The text is canonical: equal plans give equal text. Lines of the user's program are omitted, as in a
+// graph's text.
 std::string to_string(const Plan& plan);
 // Parses a plan. Throws Error "line 3: what" if the text is not a plan, if an index in it refers to something that the
 // plan does not have, or if an access is outside of the memory of a run (plan/bounds.h).

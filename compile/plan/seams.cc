@@ -6,7 +6,7 @@
 namespace rondo::compile {
 namespace {
 
-// By slot: the first and the last launch that accesses it; -1: none.
+// By slot: the first and the last launch that accesses the slot; -1: no launch does.
 struct Lifetimes {
   std::vector<int32_t> first, last;
 };

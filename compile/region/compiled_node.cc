@@ -134,7 +134,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     extras.clear();
     kept_.free_all();
   }
-  // Runs this one backward op by op, on its own tape.
+  // Runs this one backward op by op, on an eager tape that is made for it.
   void backward_eagerly(Outcome outcome, const char* why, std::span<const Tensor> grads_out, std::span<Tensor> grads_in,
                         const KeptValues::Pass& pass) {
     count(outcome, why);
@@ -149,8 +149,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     if (autograd::detecting_anomaly()) return "DetectAnomaly";
     return nullptr;
   }
-  // True if a hook or retain_grad() asks for the gradient of an output from which other outputs are computed. Also if a
-  // hook, which may send messages itself, would run before collectives that follow it in eager execution.
+  // True if a hook or retain_grad() asks for the gradient of an output from which other outputs are computed. Also true
+  // if a hook, which may send messages itself, would run before collectives that follow it in eager execution.
   bool watches_inside() const {
     for (const OutputExtras& extra : extras) {
       if (extra.hooks.empty() && extra.retained.expired()) continue;

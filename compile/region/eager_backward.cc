@@ -24,7 +24,7 @@ class Passage final : public Node {
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override { grads_in[0] = grads_out[0]; }
 };
 
-// Zeros in the layout of `like`.
+// Returns zeros in the layout of `like`.
 Tensor zeros_like(const Value& like, Device device) {
   int64_t extent = like.sizes.numel() == 0 ? 0 : 1;
   for (int d = 0; d < like.sizes.rank() && extent > 0; ++d) extent += (like.sizes[d] - 1) * like.strides[d];
@@ -47,7 +47,8 @@ ValueMap<bool> leads_to_gradients(const Entry& entry) {
   return needed;
 }
 
-// False if `node` uses only the sizes of this input: copy and fill do not read the tensor that they overwrite.
+// True if `node` reads the elements of this input. False if it uses only the sizes: copy and fill do not read the
+// tensor that they overwrite.
 bool reads_values(const GraphNode& node, size_t input) {
   return input > 0 || (node.op != &ops::kCopy && node.op != &ops::kFill);
 }
@@ -130,7 +131,7 @@ class Replayed {
       for (ValueId id : made.outputs) {
         if (made.op->kind != OpKind::kView && restore(id)) continue;
         stale_[id] = computed_stale_ = true;
-        // mark_stale() will change the version of this value. Without a base, that does not renew a view's history.
+        // mark_stale() will change the version of this value. A view with a base would then renew its history.
         if (value(id).impl()->autograd != nullptr) value(id).impl()->autograd->base = Tensor();
       }
     if (const auto n = static_cast<size_t>(&made - graph().nodes.data()); !freed_.empty() && freed_[n] && saving_[n])
@@ -162,8 +163,8 @@ class Replayed {
     for (const TensorArg& operand : operands) inputs.push_back(&operand.tensor);
     autograd::record_call(*node.op, inputs, node.attrs, results, line_of(node));
   }
-  // Replaces a value that was computed from zeros by the one that the region has kept for its backward. Returns false
-  // if there is none that can be used.
+  // Replaces a value that was computed from zeros by the value that the region has kept for its backward. Returns false
+  // if the region has kept no value that can be used.
   bool restore(ValueId id) {
     const int32_t at = kept_value(id);
     if (at < 0 || !saved_.values[static_cast<size_t>(at)].defined() ||
@@ -174,7 +175,7 @@ class Replayed {
     if (kept.dtype() != result.dtype() || !(kept.sizes() == result.sizes()) || !result.is_contiguous()) return false;
     const Tensor dense = kept.contiguous();
     const auto size = static_cast<int64_t>(size_of(result.dtype()));
-    // The op has saved this memory, so its version must stay.
+    // Copies the bytes without changing the version, because the op has saved this memory.
     copy_bytes(result.device(), result.storage().data() + result.storage_offset() * size, dense.device(),
                dense.storage().data() + dense.storage_offset() * size, static_cast<size_t>(result.numel() * size));
     return true;
@@ -190,7 +191,7 @@ class Replayed {
   const Binding& binding_;
   const Entry& entry_;
   const KeptValues::Tensors& saved_;
-  const OpSet& freed_;  // empty: none
+  const OpSet& freed_;  // the ops that have freed their saved tensors; empty: none
   const OpSet saving_;  // the ops that save something; empty if nothing was freed
   ValueMap<Tensor> values_;
   ValueMap<int32_t> kept_at_;  // by value: where the region keeps it; -1: it does not
@@ -282,8 +283,8 @@ std::shared_ptr<const EagerTape> replay(const RegionNode& region, std::shared_pt
   auto tape = std::make_shared<const EagerTape>(std::move(binding), std::move(outputs), std::move(inputs));
   replayed.mark_overwritten();
   if (replayed.has_stale()) {
-    // Goes backward before mark_stale(), so that an error of eager execution is thrown first. Not with collectives,
-    // because those of the backward must run only once.
+    // Goes backward before mark_stale(), so that an error of eager execution is thrown first. Does not do so if there
+    // are collectives, because those of the backward must run only once.
     if (!entry.communicates()) {
       const GradMode off(false);
       std::vector<Tensor> unused(graph.inputs.size());

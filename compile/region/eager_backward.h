@@ -15,7 +15,8 @@ namespace rondo::compile {
 // ops' nodes take the place of the region's node.
 class EagerTape {
  public:
-  // `outputs`: by output of the recording. `inputs`: by input; without a node if no gradient is wanted.
+  // `outputs`: the edge of each output of the recording. `inputs`: the edge of each input; it has no node if no
+  // gradient is wanted.
   EagerTape(std::shared_ptr<const Binding> binding, std::vector<Edge> outputs, std::vector<Edge> inputs);
 
   // Runs the backward of the ops, and the hooks of their nodes. `grads_in[i]` holds the gradient that input i has

@@ -43,7 +43,7 @@ int32_t input_read(const BackwardInput& source, const Partition& partition) {
 }
 
 // Plans a seam for each block. Each parameter outside of the blocks has its own seam, because the model does not say
-// when its gradient is final. The first part of a gradient in parts also has its own.
+// when its gradient is final. The first part of a gradient that comes in parts also has its own seam.
 std::vector<PlannedSeam> seams_of(const BackwardGraph& derived, const Partition& partition,
                                   std::span<const Part> parts) {
   std::vector<PlannedSeam> seams;
@@ -138,7 +138,7 @@ void Entry::compile_programs(const Graph& symbolic, const Request& request) {
     how.look = [&](const BackwardGraph& derived) {
       exact = exact || !may_relax(symbolic, &derived);
       if (exact || !any_hidden(recording_)) return;
-      const BackwardGraph all = derive_backward(symbolic, {}, device_);  // other backwards may come
+      const BackwardGraph all = derive_backward(symbolic, {}, device_);  // of all gradients: any may be needed later
       exact = !may_relax(symbolic, &all);
     };
   } else {
@@ -220,7 +220,7 @@ std::optional<SizeMarks> Entry::backward_marks(const Arriving& arriving, bool ra
 }
 
 KnownRecording Entry::known() const {
-  // There is a limit because each input is compared with all those before it.
+  // The number of inputs is limited, because each input is compared with all those before it.
   constexpr size_t kMostInputs = 256;
   if (!has_known_writes(recording_) || recording_.inputs.size() > kMostInputs || use_.forgotten ||
       stages_disabled_ != disabled_stages())
@@ -229,8 +229,8 @@ KnownRecording Entry::known() const {
 }
 
 namespace {
-// "a gradient arrives for outputs [0-3, 6] of 8, and is added to 1 earlier gradients". A loop has an output for each
-// step, so neighbours are written as a range, and many ranges as their number.
+// Returns a text such as "a gradient arrives for outputs [0-3, 6] of 8, and is added to 1 earlier gradients". A loop
+// has an output for each step, so neighbours are written as a range, and many ranges as their number.
 std::string to_string(const Arriving& arriving) {
   constexpr int kMostRanges = 8;
   const auto& arrives = arriving.gradients;

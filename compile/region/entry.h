@@ -27,18 +27,19 @@ struct CompiledBackward {
   std::shared_ptr<const Program> program;
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
   std::vector<Contribution> contributions;  // by forward input
-  std::vector<int> grad_inputs;             // the program's first results: the gradients of these forward inputs
-  std::vector<BackwardGraph::Rows> rows;    // its further results
+  std::vector<int> grad_inputs;             // the program's first results are the gradients of these forward inputs
+  std::vector<BackwardGraph::Rows> rows;    // the program's further results
   int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
-  // If this backward is not its entry's usual one: the floats that it holds for, and those that it was compiled for.
+  // For a backward that is not its entry's usual one. `guards`: the floats that it holds for. `floats`: those that it
+  // was compiled for.
   FloatGuards guards;
   RecordedFloats floats;
 };
 
 // A part of the model (modules/seam_plan.h).
 struct Part {
-  std::string path;             // "" outside the blocks
-  std::vector<int32_t> inputs;  // of the recording: its parameters
+  std::string path;             // the path of the block; "" for parameters outside of the blocks
+  std::vector<int32_t> inputs;  // the part's parameters: positions among the recording's inputs
 };
 
 // One compiled recording. Thread safe: its programs are fixed when it is made. Two things change later: backward_for()
@@ -48,10 +49,10 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // How a recording is compiled.
   struct Request {
     const CompileOptions& options;
-    std::shared_ptr<Ledger> ledger;  // of the region: backwards are counted there, even when the region is gone
+    std::shared_ptr<Ledger> ledger;  // the region's; it counts backwards even when the region is gone
     Sizes sizes;
     Device device;
-    const Partition* like = nullptr;  // of an earlier entry, whose choice of kept values is taken over
+    const Partition* like = nullptr;  // an earlier entry's partition; its choice of kept values is taken over
     std::vector<Part> parts = {};
     bool at_seams = false;            // an averager or an optimizer waits for gradients during backward
     std::vector<bool> in_parts = {};  // by input: an averager wants its gradient in parts, if the gradient can come in
@@ -66,18 +67,18 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // ---- The recording
   const Graph& recording() const { return recording_; }  // as its first call recorded it; used for double backward
   const RecordedFloats& floats() const { return floats_; }
-  Device device() const { return device_; }            // of everything in it
-  bool communicates() const { return communicates_; }  // it has collectives
-  // The recording, in the form that later recordings are compared with. It has no graph if no later one may be compared
-  // with it.
+  Device device() const { return device_; }            // the device of all values
+  bool communicates() const { return communicates_; }  // true if the recording has collectives
+  // Returns the recording in the form that later recordings are compared with. The result has no graph if no later
+  // recording may be compared with this one.
   KnownRecording known() const;
 
-  // ---- Its programs
-  // Guards: for which floats the forward and the usual backward hold.
+  // ---- The programs
+  // Returns the guards: they say for which floats the forward and the usual backward hold.
   const FloatGuards& guards() const { return guards_; }
-  // Its results: the recording's outputs, then the values that the backward needs.
+  // Returns the program of the forward. Its results: the recording's outputs, then the values that the backward needs.
   const Program& forward() const { return *forward_; }
-  // The usual backward: for gradients of all outputs that require one. Its program is null if none does.
+  // Returns the usual backward: for gradients of all outputs that require one. Its program is null if no output does.
   const CompiledBackward& backward() const { return backward_; }
   // True if backward() is for these gradients.
   bool is_usual(const Arriving& arriving) const;
@@ -88,22 +89,22 @@ class Entry : public std::enable_shared_from_this<Entry> {
   // these floats, one more backward is compiled.
   std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving,
                                                        std::span<const double> recorded) const;
-  // The programs of backward() and of the backwards that backward_for() added.
+  // Returns the programs of backward() and of the backwards that backward_for() added.
   std::vector<std::shared_ptr<const Program>> backwards() const;
 
-  // ---- How they were compiled
+  // ---- How the programs were compiled
   const CompileOptions& options() const { return options_; }
-  // Which values the forward keeps for a backward; nullopt without a backward.
+  // Returns which values the forward keeps for a backward; nullopt without a backward.
   const std::optional<Partition>& partition() const { return partition_; }
-  // Values of the recording that are saved for backward: those that the usual backward reads, and those that are needed
-  // to run the recording again.
+  // Returns the values of the recording that are saved for backward: those that the usual backward reads, and those
+  // that are needed to run the recording again.
   const std::vector<ValueId>& saved() const { return saved_; }
-  // For each of saved(): the corresponding value of the graph with chosen layouts.
+  // Returns, for each of saved(), the corresponding value of the graph with chosen layouts.
   const std::vector<ValueId>& saved_as_laid_out() const { return laid_out_; }
   // Derives the graphs of `recorded`, which is the recording with other floats or sizes, in the same way as this
-  // entry's graphs. Without a backward if `arriving` is null.
+  // entry's graphs. Derives no backward if `arriving` is null.
   DerivedGraphs derive_again(const Graph& recorded, const Arriving* arriving) const;
-  // The parts of the model whose gradients leave at seams; empty: there are no seams.
+  // Returns the parts of the model whose gradients leave at seams. Empty if there are no seams.
   const std::vector<Part>& parts() const { return parts_; }
   const std::vector<int32_t>& may_split() const { return may_split_; }  // inputs_in_parts(); empty without seams
   const ResultMarks& result_marks() const { return result_marks_; }
@@ -111,10 +112,10 @@ class Entry : public std::enable_shared_from_this<Entry> {
   double compile_ms() const { return compile_ms_; }  // the time that the constructor took
   Ledger& ledger() const { return *ledger_; }
 
-  // ---- Changed by the region's table: Note [Kept recordings] in entry_table.cc
+  // ---- Counts of uses, which the region's table changes: Note [Kept recordings] in entry_table.cc
   struct Use {
     std::atomic<int64_t> latest = 0;
-    std::atomic<int> count = 0;  // at most kMostUses, halved now and then
+    std::atomic<int> count = 0;  // at most kMostUses; halved after every max_entries drops
     std::atomic<bool> forgotten = false;
   };
   Use& use() const { return use_; }
@@ -138,7 +139,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   const CompileOptions options_;
   const std::shared_ptr<Ledger> ledger_;
   const uint64_t number_;           // unique in the process
-  const uint64_t stages_disabled_;  // when it was compiled
+  const uint64_t stages_disabled_;  // the stages that were disabled when it was compiled
   const ResultMarks result_marks_;
   std::unique_ptr<const OtherRecordings> others_;  // with marked dimensions, else null
   Arriving usual_;                                 // the gradients that backward_ is for
@@ -154,7 +155,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   double compile_ms_ = 0;
 
   mutable Use use_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   struct OtherBackward {
     std::shared_ptr<const CompiledBackward> backward;
     int64_t last_use = 0;
@@ -171,16 +172,16 @@ class Binding {
  public:
   // Binds the entry to the floats of the recording that was compiled.
   explicit Binding(std::shared_ptr<const Entry> entry);
-  // Binds it to the floats of another recording. REQUIRES: entry->guards().hold(recorded).
+  // Binds the entry to the floats of another recording. REQUIRES: entry->guards().hold(recorded).
   Binding(std::shared_ptr<const Entry> entry, std::span<const double> recorded);
 
   const std::shared_ptr<const Entry>& entry() const { return entry_; }
-  // The floats of the recording.
+  // Returns the floats of the recording.
   std::span<const double> floats() const { return floats_; }
-  // The floats of the entry's forward, and of its usual backward (null: there is none).
+  // Return the floats of the entry's forward, and of its usual backward (null if there is none).
   const std::shared_ptr<const Floats>& forward() const { return forward_; }
   const std::shared_ptr<const Floats>& backward() const { return backward_; }
-  // The recording, with these floats.
+  // Returns the recording with these floats.
   const Graph& graph() const;
 
   struct Backward {
@@ -193,7 +194,7 @@ class Binding {
   const std::shared_ptr<const Entry> entry_;
   const RecordedFloats floats_;
   const std::shared_ptr<const Floats> forward_, backward_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   mutable std::unique_ptr<const Graph> graph_;
 };
 

@@ -30,15 +30,15 @@ class EntryTable {
   // Empties the table. Returns how many entries it had.
   int64_t forget_all();
 
-  // The entries of one piece.
+  // Returns the entries of the recorded piece with this number.
   std::vector<std::shared_ptr<const Entry>> entries_of(int piece) const;
-  // All entries in the order of their last use, the most recent at the end.
+  // Returns all entries in the order of their last use, the most recent at the end.
   std::vector<std::shared_ptr<const Entry>> entries() const;
-  // The entry that was added last, even if it was dropped since. Null: none was added.
+  // Returns the entry that was added last, even if it was dropped since. Null if none was added.
   std::shared_ptr<const Entry> newest() const;
   // True if the entries have at least 4 different keys.
   bool varies() const { return varies_.load(std::memory_order_relaxed); }
-  // How often an entry was found with other floats than before.
+  // Returns how often an entry was found with other floats than before.
   int64_t float_changes() const { return float_changes_; }
 
  private:
@@ -53,7 +53,7 @@ class EntryTable {
   const int most_entries_;
   std::atomic<bool> varies_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   // Several entries with one key hold for different floats.
   HashMap<RecordingKey, std::vector<Slot>> slots_;
   int n_entries_ = 0;

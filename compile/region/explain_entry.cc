@@ -15,7 +15,7 @@
 namespace rondo::compile {
 namespace {
 
-// Counts distinct elements: broadcast dimensions count once.
+// Returns the bytes of the distinct elements of a value: elements that broadcasting repeats count once.
 int64_t bytes_of(const Value& v) {
   int64_t elements = 1;
   for (int d = 0; d < v.sizes.rank(); ++d)
@@ -44,7 +44,7 @@ class Traffic {
           if (id != kNoValue) readers_[graph.written(id)].push_back(static_cast<int32_t>(n));
   }
 
-  // True the first time: a node may be in several launches.
+  // True if this is the first call for the node. A node may be in several launches, but is counted once.
   bool count(int32_t node) {
     const bool first = !counted_[node];
     counted_[node] = true;
@@ -95,7 +95,7 @@ void explain_launch(const Plan& plan, Traffic& traffic, const Launch& launch, La
     e.widens = node.op->kind == OpKind::kContraction && graph.value(node.inputs[0]).dtype == kF16;
   }
   if (e.generated) e.code = to_string(plan.kernel_of(launch).kernel);
-  std::map<int32_t, std::vector<int32_t>> calls;  // parts of one eager op
+  std::map<int32_t, std::vector<int32_t>> calls;  // by number of the eager call: its nodes in this launch
   for (int32_t n : launch.nodes) {
     const Origin& origin = graph.node(n).origin;
     e.nodes.push_back(n);
@@ -113,7 +113,7 @@ void explain_launch(const Plan& plan, Traffic& traffic, const Launch& launch, La
   e.bytes_saved = std::max<int64_t>(apart - e.bytes_read - e.bytes_written, 0);
 }
 
-// "%0: f32[8, 64]"
+// Returns a value's id and type, such as "%0: f32[8, 64]".
 std::string typed(const Graph& graph, ValueId id) {
   const Value& v = graph.value(id);
   return absl::StrCat("%", id, ": ", std::string(rondo::name_of(v.dtype)), rondo::to_string(v.sizes));
@@ -139,7 +139,7 @@ ProgramExplanation explain_program(const Program& program, std::string name, std
   };
   for (size_t i = 0; i < plan.launches.size(); ++i) {
     const Launch& launch = plan.launches[i];
-    if (launch.kind == Launch::Kind::kCombine) continue;  // it is the last part of its kernel
+    if (launch.kind == Launch::Kind::kCombine) continue;  // the launch is counted with its kernel
     add_seams(i);
     for (int32_t n : launch.nodes)
       if (int& at = e.nodes[static_cast<size_t>(n)].launch; at < 0) at = static_cast<int>(e.launches.size());

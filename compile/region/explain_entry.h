@@ -66,7 +66,7 @@ struct MemoryPoint {
   std::string launch;      // "forward: kernel 2"
   int64_t inputs = 0;      // read by this program: parameters, activations, incoming gradients
   int64_t outputs = 0;     // results for the caller
-  int64_t kept = 0;        // by the forward, for the backward
+  int64_t kept = 0;        // values that the forward keeps for the backward
   int64_t transients = 0;  // alive in the arena
   int64_t total() const { return inputs + outputs + kept + transients; }
 };
@@ -83,10 +83,10 @@ struct EntryExplanation {
 EntryExplanation explain(const Entry& entry);
 std::vector<std::string> perf_hints(const EntryExplanation& entry);
 
-// "seam of h.11: 12 gradients leave"
+// Returns a line such as "seam of h.11: 12 gradients leave".
 std::string to_string(const SeamExplanation& seam);
 
-// "12.3 KB" (1 KB = 1000 bytes), for reports.
+// Returns a number of bytes for reports, such as "12.3 KB" (1 KB = 1000 bytes).
 std::string format_bytes(int64_t bytes);
 
 // Logs a new entry under the topics recompiles, fusion, output_code and perf_hints. `why`: the first difference to

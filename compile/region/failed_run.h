@@ -32,7 +32,7 @@ class CollectivesOfRun {
   CollectivesOfRun(const Entry& entry, std::span<const Tensor> inputs);
   // Calls `fn`, in which collectives send only what the run has not sent. `fn` must run the recording op by op.
   void rerun(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplay, fn); }
-  // As rerun(), but sends nothing: a collective that the run had not reached throws.
+  // Does what rerun() does, but sends nothing: a collective that the run had not reached throws.
   void rerun_without_sending(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplayOnly, fn); }
 
  private:
@@ -47,8 +47,8 @@ class CollectivesOfRun {
 //
 // `failed`: the call of the recording that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed);
-// As above, for a run that has written nothing. If anything was drawn, runs the recording op by op to find the call
-// that threw.
+// Takes back draws as the function above does, for a run that has written nothing. If anything was drawn, runs the
+// recording op by op to find the call that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, CollectivesOfRun& collectives);
 
 }  // namespace rondo::compile

@@ -50,7 +50,8 @@ class KeptValues {
   Pass begin(const std::vector<bool>& outputs);
   // Frees the saved tensors of the ops of `pass`.
   void free(const Pass& pass);
-  // As free(), before a run that overwrites saved tensors: if the run throws, no later backward may read them.
+  // Does what free() does, before a run that overwrites saved tensors: if the run throws, no later backward may read
+  // them.
   void release(Pass& pass);
   // Frees all saved tensors: from now on an eager tape runs the backwards.
   void free_all() { free(Pass()); }
@@ -65,10 +66,10 @@ class KeptValues {
 
   const Entry& entry_;
   std::vector<bool> differentiable_;  // by output
-  std::mutex mutex_;                  // guards the rest
+  std::mutex mutex_;                  // guards the members below
   std::shared_ptr<const Tensors> saved_;
   bool all_freed_ = false;                  // nothing in `saved_` is defined any more
-  OpSet freed_;                             // empty: none
+  OpSet freed_;                             // the ops that have freed their saved tensors; empty: none
   std::vector<std::weak_ptr<Port>> ports_;  // by output; empty: at most one output is differentiable
 };
 

@@ -37,7 +37,7 @@ class Ledger {
   void add_backward(const ProgramStats& stats, const std::string& why);
   void add_eager_run();
   void add_break(const std::string& reason);
-  // The reasons of graph breaks: the first 32 different ones.
+  // Returns the reasons of graph breaks: the first 32 different ones.
   std::vector<std::string> breaks() const;
   // Counts a run that threw.
   void add_failed_run(const std::exception& reason);
@@ -50,7 +50,7 @@ class Ledger {
 
  private:
   const std::string name_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   RegionReport report_;
   int most_launches_ = 0;  // the number of launches of the largest entry among those that the latest call made
   std::vector<std::string> breaks_;

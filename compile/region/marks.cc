@@ -200,7 +200,8 @@ void OtherRecordings::prepare() const {
   bool bounded = true;
   for (const SizeVariable& v : variables_) {
     now.push_back(v.size);
-    // A neighbouring multiple. A number that divides it and `size` also divides their difference, and so all multiples.
+    // The next size is the neighbouring multiple of multiple_of. A number that divides both sizes also divides their
+    // difference, multiple_of, and so divides all possible sizes.
     next.push_back(v.size - v.multiple_of >= 2 ? v.size - v.multiple_of : v.size + v.multiple_of);
     smallest.push_back(v.min);
     largest.push_back(v.max);

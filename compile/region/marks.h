@@ -46,7 +46,7 @@ struct SizeVariable {
   int64_t min, max;
   int64_t multiple_of;
 };
-// The smallest and the largest size of the bucket.
+// Returns the smallest and the largest size of the bucket that holds `size`.
 std::pair<int64_t, int64_t> bucket_of(const DynamicRange& range, int64_t size);
 
 // A recording at other sizes of its marked dimensions. Computed at the first use. Thread safe.
@@ -54,9 +54,9 @@ class OtherRecordings {
  public:
   // `recorded` must outlive this. Dimensions of equal size are one variable.
   OtherRecordings(const Graph& recorded, std::span<const MarkedDim> dims);
-  // False: nothing varies. (A bucket with a single size is a constant, and so are the sizes 0 and 1.)
+  // True if a size varies. (A bucket with a single size is a constant, and so are the sizes 0 and 1.)
   bool any() const { return !variables_.empty(); }
-  // The ranges that code is generated for, as a key.
+  // Returns the ranges that code is generated for, as a key.
   std::vector<int64_t> ranges() const;
   // Applies `derive` to the recording at each of the other sizes. If it throws, the result for that size is nullopt.
   OtherSizes map(absl::FunctionRef<Graph(const Graph&)> derive) const;
@@ -74,7 +74,7 @@ class OtherRecordings {
   std::vector<SizeVariable> variables_;
   std::vector<VariableDim> dims_;
   std::vector<int32_t> marked_;  // for each of dims_: its index in the constructor's `dims`
-  mutable std::mutex mutex_;     // guards what follows until it is prepared
+  mutable std::mutex mutex_;     // guards the members below until they are prepared
   mutable bool prepared_ = false;
   mutable std::optional<Graph> next_, smallest_, largest_;
 };

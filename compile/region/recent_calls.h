@@ -11,7 +11,7 @@ namespace rondo::compile {
 
 class RecentCalls {
  public:
-  // The binding that the latest call ran as its only recording; null if there is none.
+  // Returns the binding that the latest call ran as its only recording; null if there is none.
   std::shared_ptr<const Binding> latest() const {
     std::lock_guard lock(mutex_);
     return latest_;
@@ -43,7 +43,7 @@ class RecentCalls {
 
  private:
   static constexpr size_t kMaxReplays = 16;  // for calls with different sizes or modes
-  mutable std::mutex mutex_;                 // guards what follows
+  mutable std::mutex mutex_;                 // guards the members below
   std::shared_ptr<const Binding> latest_;
   std::vector<std::shared_ptr<const Replay>> replays_;
 };

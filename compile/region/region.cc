@@ -24,7 +24,7 @@
 namespace rondo::compile {
 namespace {
 
-// False: running the graph would change nothing. Notes [Checks are effects], [Collectives are effects].
+// True if running the graph has an effect or makes a result. Notes [Checks are effects], [Collectives are effects].
 bool has_effects(const Graph& graph) {
   return !graph.outputs.empty() || std::any_of(graph.nodes.begin(), graph.nodes.end(),
                                                [](const GraphNode& node) { return node.op->has_effects(); });
@@ -272,8 +272,8 @@ void Region::refuse_replay(const std::string& why) {
 void Region::verify_replay(FollowingTrace& trace, const Binding& expected) const {
   choose_outputs(trace);
   Graph recorded = trace.graph;
-  // A parameter that is a view of another one is no longer a leaf once that other one was written. A plan made for a
-  // leaf is right in both cases: it keeps more, and computes the same.
+  // A parameter that is a view of another parameter is no longer a leaf once the other one was written. A plan made for
+  // a leaf is right in both cases: it keeps more, and computes the same.
   for (size_t i = 0; i < std::min(recorded.inputs.size(), expected.graph().inputs.size()); ++i)
     recorded.value(recorded.inputs[i]).leaf = expected.graph().value(expected.graph().inputs[i]).leaf;
   if (pack(recorded) == pack(expected.graph())) return;

@@ -30,18 +30,18 @@ class [[gnu::visibility("hidden")]] Region {
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
-  // Resets every region of the process to a new one, except for the number of its layers. Adds what they forget to
-  // `sum`. Calls and backwards that are running finish with their old programs.
+  // Resets every region of the process to the state of a new region, except for the number of its layers. Adds what the
+  // regions forget to `sum`. Calls and backwards that are running finish with their old programs.
   static void reset_all(ResetReport & sum);
   // Adds a module that shares the region. Returns the place for the module's latest calls.
   std::shared_ptr<RecentCalls> add_layer();
-  // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
-  // `trace` their storage and history.
-  // Returns the binding that ran; null if nothing ran, or if it ran eagerly. If a launch throws, so does this: values
-  // that were complete by then get memory, and reading another one throws Error with the reason. Nothing runs twice.
+  // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of `trace`
+  // their storage and history.
+  // Returns the binding that ran; null if nothing ran, or if the piece ran eagerly. Throws what a launch throws. Values
+  // that were complete by then get memory, and reading another value throws Error with the reason. Nothing runs twice.
   std::shared_ptr<const Binding> run(FollowingTrace & trace, const nn::ModuleCall& call, int piece);
-  // As run(), for a recording that is_known() and belongs to the entry of `latest`. Null: nothing ran, because the
-  // entry's guards reject the recording's floats.
+  // Does what run() does, for a recording that is_known() and belongs to the entry of `latest`. Returns null if nothing
+  // ran, because the entry's guards reject the recording's floats.
   std::shared_ptr<const Binding> run_known(FollowingTrace & trace, const std::shared_ptr<const Binding>& latest);
   const CompileOptions& options() const { return options_; }
   // Counts a call. Throws Error if CompileOptions::dynamic does not allow its arguments.
@@ -49,7 +49,7 @@ class [[gnu::visibility("hidden")]] Region {
   void count_loop_piece();
   // Warns, once, that a module of the region was used but never called. `what`: RegionReport::used_without_call.
   void note_use_without_call(const std::string& what);
-  // The loops of the region's recordings: Note [Loops over time].
+  // Returns the loops that were found in the region's recordings: Note [Loops over time].
   KnownLoops& loops() { return loops_; }
   // True if the recordings have several structures. Then a loop of few steps is likely to vary in its number of steps.
   bool varies() const { return table_.varies(); }
@@ -60,9 +60,9 @@ class [[gnu::visibility("hidden")]] Region {
   // Counts a graph break. Throws Error if CompileOptions::fullgraph forbids them.
   void break_graph(const std::string& reason);
   RegionReport report() const;
-  // The reasons of its graph breaks: the first 32 that differ.
+  // Returns the reasons of the region's graph breaks: the first 32 that differ.
   std::vector<std::string> breaks() const { return ledger_->breaks(); }
-  // The entries in the order of their last use, the most recent at the end.
+  // Returns the entries in the order of their last use, the most recent at the end.
   std::vector<std::shared_ptr<const Entry>> entries() const { return table_.entries(); }
 
  private:
@@ -74,11 +74,11 @@ class [[gnu::visibility("hidden")]] Region {
     std::string why, warning;
     bool compiled = false;
   };
-  // As binding_for(), for a recording that is not in the table.
+  // Makes the binding of a recording that is not in the table. Null: the recording runs op by op.
   std::shared_ptr<const Binding> make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
                                               const RecordingKey& key, std::span<const double> floats,
                                               CompileLog& to_log);
-  // Adds the ranges of the marked dimensions to `ranges`.
+  // Compiles a recording. Appends the ranges of its marked dimensions to `ranges`.
   std::shared_ptr<const Entry> compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
                                                  std::vector<int64_t>& ranges);
   void count_entry(const Entry& entry);
@@ -91,10 +91,10 @@ class [[gnu::visibility("hidden")]] Region {
   const RecompilePolicy policy_;
   EntryTable table_;
   KnownLoops loops_;
-  // Held while one recording is compiled; others run meanwhile. Guards the next two.
+  // Held while one recording is compiled; other recordings run meanwhile. Guards failed_ and ranges_met_.
   std::mutex compile_mutex_;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile
-  std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
+  std::set<std::vector<int64_t>> ranges_met_;  // each: the number of a piece, then the ranges of its marked dimensions
   std::mutex layers_mutex_;
   std::vector<std::weak_ptr<RecentCalls>> layers_;  // guarded by layers_mutex_
 };

@@ -10,7 +10,7 @@ namespace rondo::compile {
 class RegionNode : public Node {
  public:
   const char* name() const override { return "compiled region"; }
-  // The history of output `output`.
+  // Returns the history of output number `output`.
   virtual std::shared_ptr<Node> history(int output) = 0;
 };
 

@@ -31,7 +31,8 @@ class RegionTrace final : public FollowingTrace {
 
   // Compares the calls to come with the recording of `latest`, which an earlier call ran. Null: compares nothing.
   void follow(std::shared_ptr<const Binding> latest);
-  // After finish(): the binding that ran the whole call. Null: the call ran in several pieces, or eagerly.
+  // Call this after finish(). Returns the binding that ran the whole call. Null: the call ran in several pieces, or
+  // eagerly.
   std::shared_ptr<const Binding> take_latest() { return std::move(latest_); }
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
@@ -46,7 +47,8 @@ class RegionTrace final : public FollowingTrace {
   // Runs what is recorded. Drops the recording, also if this throws, so that nothing runs twice.
   void finish();
 
-  // As finish(), and returns a replay of the call. Null: the call must not be replayed; `why_not` is the reason.
+  // Does what finish() does, and returns a replay of the call. Null: the call must not be replayed; `why_not` is the
+  // reason.
   std::shared_ptr<const Replay> finish_for_replay(std::span<const GeneratorState> drawn, std::string& why_not);
 
  private:
@@ -83,7 +85,7 @@ class RegionTrace final : public FollowingTrace {
   SharedRandomState& random_;
   std::shared_ptr<const Binding> latest_;  // what an earlier call ran; after finish(), what this one ran
   int piece_ = 0;
-  Device piece_device_;  // of the ops that are recorded now
+  Device piece_device_;  // the device of the ops that are recorded now
   bool running_ = false;
   std::vector<Storage> written_by_pointer_;  // forward wrote to them; a replay does not run forward
   bool changed_history_ = false;             // forward changed a history; a replay does not run forward

@@ -29,7 +29,8 @@ class Replay {
   // strides, requires_grad, leaf or result, train/eval, grad mode, autocast, default device. The user promises that
   // forward depends on nothing else.
   bool matches(const nn::ModuleCall& call) const;
-  // REQUIRES: matches(call). Sets *call.result. The calling thread's default generator moves on as in forward.
+  // Runs the recording and sets *call.result. The calling thread's default generator moves on as in forward. REQUIRES:
+  // matches(call).
   void run(const nn::ModuleCall& call) const;
   const Binding& binding() const { return *binding_; }
 
@@ -66,7 +67,7 @@ class Replay {
   std::vector<Source> sources_;   // by input of the recording
   std::vector<int32_t> written_;  // indices into sources_ of the inputs that are written
   uint64_t draws_ = 0;            // by how much the default generator moves on
-  Device random_device_;          // of the random state
+  Device random_device_;          // the device of the random state
   size_t result_ = 0;             // index into the recording's outputs
   std::vector<Kind> arguments_;
   std::vector<const Tensor*> slots_;  // parameters and buffers of the module and all below it
@@ -76,7 +77,7 @@ class Replay {
   struct ModuleState {
     const nn::ModuleBase* module;
     bool training;
-    size_t children;  // a list of layers may grow
+    size_t children;  // the number of children: a list of layers may grow
   };
   std::vector<ModuleState> modules_;
   uint64_t tree_version_ = 0;  // of the module; changes when children are added or removed

@@ -26,7 +26,7 @@ struct RunResult {
 // runs again, op by op, up to the first error of the program. Nothing that has an effect happens twice.
 RunResult run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs);
 
-// As run(), for a recording without a compiled program.
+// Runs a recording op by op, for which there is no compiled program. Writes in place as run() does.
 RunResult run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs);
 
 }  // namespace rondo::compile

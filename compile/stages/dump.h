@@ -12,7 +12,7 @@ namespace rondo::compile {
 // True if RONDO_DUMP names the stage. The first call throws Error, which lists the names, if RONDO_DUMP has an unknown
 // one.
 bool wants_dump(CompilerStage stage);
-// While one lives, this thread dumps nothing: for graphs that are only made to be compared.
+// While an object of this class exists, this thread dumps nothing: for graphs that are only made to be compared.
 class DumpsOff {
  public:
   DumpsOff();

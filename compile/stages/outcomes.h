@@ -27,11 +27,11 @@ using OutcomeCounts = std::array<int64_t, kOutcomes>;  // by outcome
 
 std::string_view name_of(Outcome outcome);
 void count(Outcome outcome);
-// As count(outcome), and keeps the reason for last_reason(). Takes a lock.
+// Does what count(outcome) does, and keeps the reason for last_reason(). Takes a lock.
 void count(Outcome outcome, std::string_view why);
-// The counts since the process began.
+// Returns the counts since the process began.
 OutcomeCounts outcome_counts();
-// The latest reason that was counted with this outcome; "" if there was none.
+// Returns the latest reason that was counted with this outcome; "" if there was none.
 std::string last_reason(Outcome outcome);
 
 }  // namespace rondo::compile

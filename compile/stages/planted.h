@@ -19,8 +19,9 @@ struct LoopKernel;
 // no such stage.
 void plant_failure(std::string_view stage);
 
-// The first imitates a wrong rule of lowering: it changes each kernel that lower() makes. The second imitates a wrong
-// pass: it changes the result of the pass of this name. Null: none. Set them while no other thread compiles.
+// The first function imitates a wrong rule of lowering: it changes each kernel that lower() makes. The second imitates
+// a wrong pass: it changes the result of the pass of this name. Null: nothing is changed. Set them while no other
+// thread compiles.
 inline void (*miscompile_for_tests)(LoopKernel& kernel) = nullptr;
 inline void (*misrewrite_for_tests)(std::string_view pass, Graph& graph) = nullptr;
 

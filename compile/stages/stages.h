@@ -11,7 +11,7 @@
 //   cse         equal calls are made as often as they were recorded
 //   dce         values that nothing needs are computed
 //   join        calls that continue each other stay separate
-//   assemble    values that are laid side by side are copied there
+//   assemble    values that are laid side by side are copied to their places
 //   collectives sums over processes travel one by one (default mode sends independent ones together)
 //   products    small products with an operand in common stay separate (default mode joins them)
 //   split       an op that reads values that are laid side by side reads all of them as one
@@ -75,13 +75,14 @@ std::string_view name_of(CompilerStage stage);
 constexpr uint64_t bit_of(CompilerStage stage) { return uint64_t{1} << static_cast<int>(stage); }
 // RONDO_DISABLE leaves the stage out; RONDO_DUMP shows what it made; a test plants a failure in it.
 enum class StageUse : uint8_t { kDisable = 1, kDump = 2, kPlant = 4 };
-// The names of the stages that allow this use, in order.
+// Returns the names of the stages that allow this use, in order.
 std::vector<std::string> stage_names(StageUse use);
 std::optional<CompilerStage> find_stage(std::string_view name, StageUse use);
-// The first call of one of these two reads RONDO_DISABLE. It throws Error, which lists the names, if a name is unknown.
+// The first call of enabled() or disabled_stages() reads RONDO_DISABLE. It throws Error, which lists the names, if a
+// name is unknown.
 bool enabled(CompilerStage stage);
-uint64_t disabled_stages();  // bit_of() each
-// Replaces the choice of RONDO_DISABLE. Throws as above.
+uint64_t disabled_stages();  // the bit_of() of each disabled stage
+// Replaces the choice of RONDO_DISABLE. Throws Error, which lists the names, if a name is unknown.
 void disable_stages(std::string_view list);
 
 }  // namespace rondo::compile

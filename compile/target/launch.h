@@ -30,7 +30,7 @@ struct IndexCheck {
 // One run of a kernel.
 struct KernelCall {
   KernelHandle code;
-  const LoopKernel* kernel;  // scheduled
+  const LoopKernel* kernel;  // the scheduled kernel
   const int64_t* extents;    // the kernel's extents
   void* const* operands;     // one for each operand of `kernel`
   const double* scalars;
@@ -47,7 +47,7 @@ struct CombineCall {
     LoopOp op;  // kColumnSum, kColumnMax or kColumnMin
   };
   KernelHandle code;         // the kernel's code
-  const LoopKernel* kernel;  // scheduled
+  const LoopKernel* kernel;  // the scheduled kernel
   std::span<const Sum> sums;
 };
 

@@ -21,7 +21,7 @@ class MachineCode {
   KernelHandle handle() const { return handle_; }
   // REQUIRES: host code.
   KernelEntry entry() const { return reinterpret_cast<KernelEntry>(const_cast<void*>(handle_)); }
-  // Host code: bytes from the entry to the end of the code; 0: unknown, or not host code.
+  // For host code: returns the number of bytes from the entry to the end of the code. 0: unknown, or not host code.
   virtual size_t bytes() const { return 0; }
 
  private:

@@ -25,7 +25,7 @@ struct TableItem {
 struct TableRows {
   int64_t n_items = 0;
   int64_t numel = 0;                 // total over all items
-  const TableItem* items = nullptr;  // n_items
+  const TableItem* items = nullptr;  // n_items of them
   void* const* operands = nullptr;   // for each item, as many as the kernel has
   const int64_t* ends = nullptr;     // number of elements up to and including item i
 };

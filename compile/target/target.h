@@ -29,14 +29,14 @@ struct JitOptions;
 // Code that the runtime itself makes when a device needs it: machine code of kernels in its own sources, plans of a
 // library. Artifacts contain it besides generated code.
 struct RuntimeCode {
-  const char* build;  // the key component that distinguishes it from generated code
+  const char* build;  // the key component by which it differs from generated code
   std::vector<io::KernelFile> (*contents)();
   // kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was loaded.
   absl::Status (*take)(const io::KernelFile& file);
   void (*add_to)(CacheReport& report);
 };
 
-// While it lives, the target has a device that runs nothing, so a program can make all the code that it needs.
+// While a StandIn lives, its target has a device that runs nothing, so a program can make all the code that it needs.
 class StandIn {
  public:
   virtual ~StandIn() = default;
@@ -45,17 +45,17 @@ class StandIn {
 
 struct Target {
   Backend backend;  // the backend whose hand-written kernels are the target's library calls
-  // "cpu x86_64". Part of plans and of the keys of compiled code.
+  // Returns the name, such as "cpu x86_64". It is part of plans and of the keys of compiled code.
   std::string (*name)();
-  // The whole key: the name, and everything else that code depends on besides the kernel itself.
+  // Returns the whole key: the name, and everything else that code depends on besides the kernel itself.
   const io::HostKey& (*key)();
-  // One line with what times on a device, but not code, depend on: the device's model if it is not in the key, and the
-  // versions of its driver and libraries. Null: the key contains all of it.
+  // Returns one line with what times on a device, but not code, depend on: the device's model if it is not in the key,
+  // and the versions of its driver and libraries. Null: the key contains all of it.
   std::string (*machine)(Device device) = nullptr;
-  // The ops that a library call can apply to its own result (BackendEntry::absorbs); null: none.
+  // Returns the ops that a library call can apply to its own result (BackendEntry::absorbs); null: none.
   AbsorbsFn (*absorbs)(const OpDef& op);
-  // How the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. It fixes the order
-  // of every reduction, so it must depend on the kernel and its shape only.
+  // Decides how the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. The split
+  // fixes the order of every reduction, so it must depend on the kernel and its shape only.
   void (*schedule)(LoopKernel& kernel);
   // True if there is a compiler. Loads nothing.
   bool (*can_compile)();
@@ -66,14 +66,14 @@ struct Target {
   std::string (*compile)(const LoopKernel& kernel, const JitOptions& options);
   // Loads code. kInvalidArgument: not our code, or damaged.
   absl::StatusOr<std::shared_ptr<const MachineCode>> (*place)(const std::string& object);
-  // The checks of place(), without loading the code.
+  // Does the checks of place() without loading the code.
   absl::Status (*check)(const std::string& object);
   Capabilities capabilities;
   // True if the target's code runs on this device of `backend`; null: on all of them.
   bool (*runs_on)(Device device);
   std::span<const RuntimeCode> runtime_code = {};
-  // Makes a StandIn. Throws Error if the process uses such devices. Null: code can only be made on the machine
-  // that runs it.
+  // Makes a StandIn. Throws Error if the process has used a device of `backend`. Null: code can only be made on the
+  // machine that runs it.
   std::unique_ptr<const StandIn> (*stand_in)() = nullptr;
   // How code from place(), and the library calls of `backend`, are launched.
   LaunchFunctions launch;

@@ -30,7 +30,7 @@ class FlowNetwork {
       }
     }
   }
-  // By node: true if more flow could reach the sink from it. Edges from false to true are the cut.
+  // Returns, by node: true if more flow could reach the sink from it. Edges from false to true are the cut.
   std::vector<bool> reaches(size_t sink) const {
     std::vector<bool> reached(edges_of_.size(), false);
     std::vector<size_t> stack{sink};
@@ -51,7 +51,7 @@ class FlowNetwork {
  private:
   struct Edge {
     size_t to;
-    int64_t capacity;  // remaining
+    int64_t capacity;  // the remaining capacity
   };
   bool find_levels(size_t source, size_t sink) {
     level_.assign(edges_of_.size(), -1);
@@ -94,7 +94,7 @@ class FlowNetwork {
   bool leads_on(size_t node, const Edge& edge) const {
     return edge.capacity > 0 && level_[edge.to] == level_[node] + 1;
   }
-  std::vector<Edge> edges_;  // each followed by its reverse
+  std::vector<Edge> edges_;  // each edge is followed by its reverse edge
   std::vector<std::vector<size_t>> edges_of_;
   std::vector<int> level_;
   std::vector<size_t> next_, path_;
@@ -155,10 +155,10 @@ class Chooser {
   }
 
   struct Cut {
-    std::vector<bool> keep;   // by value
+    std::vector<bool> keep;   // by value: it is kept
     std::vector<bool> again;  // by node: recomputed, and not for free
   };
-  // `costs`: by node, the cost of recomputing it, in bytes.
+  // Returns the minimum cut. `costs`: by node, the cost of recomputing it, in bytes.
   Cut cut(const std::vector<int64_t>& costs) const {
     // In the network, every value is two nodes and an edge between them. That edge costs the value's bytes, and cutting
     // it means keeping the value. Every node of the graph has an edge from the source. That edge costs what recomputing

@@ -133,7 +133,7 @@ std::optional<Graph> join_chains(const Graph& graph) {
     for (ValueId id : node.inputs)
       if (id != kNoValue) ++uses[id];
   for (ValueId id : graph.outputs) ++uses[id];
-  // The call that node `n` continues; -1 if there is none.
+  // Returns the call that node `n` continues; -1 if there is none.
   const auto before = [&](size_t n) -> int32_t {
     const GraphNode& node = graph.nodes[n];
     if (node.op->chains < 0) return -1;

@@ -94,7 +94,7 @@ class Comparison {
                         node.op->name);
   }
 
-  // Operands are the same if they are inputs at the same position, or the same result of the same op.
+  // True if the operands are the same: inputs at the same position, or the same result of the same op.
   bool same_source(ValueId a, ValueId b) const {
     if (a == kNoValue || b == kNoValue) return a == b;
     const auto x = old_inputs_.find(a), y = new_inputs_.find(b);

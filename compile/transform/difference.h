@@ -27,7 +27,8 @@ Difference difference(const Graph& before, const Graph& now, std::span<const std
 std::string nearest_difference(std::span<const Graph* const> before, const Graph& now,
                                std::span<const std::string> input_names = {});
 
-// Names for a recording's inputs: `parameter "mlp.fc.weight"` if a tensor belongs to the module, otherwise empty.
+// Returns names for a recording's inputs: `parameter "mlp.fc.weight"` if a tensor belongs to the module, otherwise
+// empty.
 std::vector<std::string> name_inputs(const nn::ModuleBase& module, std::span<const Tensor> inputs);
 
 }  // namespace rondo::compile

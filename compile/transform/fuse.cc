@@ -179,7 +179,8 @@ class Fuser {
       std::pop_heap(pairs_.begin(), pairs_.end());
       const Pair pair = pairs_.back();
       pairs_.pop_back();
-      // An impossible merge stays impossible until one of the units changes, and then there is a new pair.
+      // Drops pairs that cannot merge. An impossible merge stays impossible until one of the units changes, and then
+      // there is a new pair.
       if (units_[pair.a].version != pair.a_version || units_[pair.b].version != pair.b_version ||
           !may_merge(pair.a, pair.b))
         continue;
@@ -504,7 +505,7 @@ class Fuser {
   std::vector<Touch> touches_;
   ValueMap<int32_t> last_touch_;  // by value: the head of its list
   std::vector<size_t> others_;    // scratch memory of add_pairs()
-  std::vector<Pair> pairs_;       // a heap
+  std::vector<Pair> pairs_;       // a heap: the best pair is first
 };
 
 }  // namespace

@@ -103,7 +103,7 @@ class Deriver {
     return dense;
   }
 
-  // By value: the first value that is the same variable of the tape (ops::is_same_variable).
+  // Returns, by value, the first value that is the same variable of the tape (ops::is_same_variable).
   static ValueMap<ValueId> variables(const Graph& forward) {
     ValueMap<ValueId> first(forward, kNoValue);
     for (size_t id = 0; id < forward.values.size(); ++id) first[id] = static_cast<ValueId>(id);
@@ -182,7 +182,8 @@ class Deriver {
     trace_.origin = nullptr;
   }
 
-  // Returns the input, if its gradient is wanted in parts; else -1.
+  // Returns the position of the input that is the same variable as `id`, if its gradient is wanted in parts; otherwise
+  // -1.
   int32_t input_in_parts(ValueId id) const {
     for (size_t i = 0; i < arriving_.in_parts.size(); ++i)
       if (arriving_.in_parts[i] && forward_.inputs[i] == variables_[id]) return static_cast<int32_t>(i);
@@ -191,8 +192,8 @@ class Deriver {
 
   const Graph& forward_;
   const Arriving& arriving_;
-  int32_t visited_ = -1;                             // node
-  std::vector<std::pair<int32_t, RowsTaker>> rows_;  // by input
+  int32_t visited_ = -1;                             // the node whose gradient rule runs now
+  std::vector<std::pair<int32_t, RowsTaker>> rows_;  // each input with the rows of its gradient
   Trace trace_;
   BackwardGraph result_;
   HashMap<ValueId, BackwardInput> bindings_;

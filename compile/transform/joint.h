@@ -56,8 +56,8 @@ struct Arriving {
   std::vector<bool> in_parts = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };
-// The inputs whose gradients may come in parts: inputs whose rows are looked up, if in backward these lookups come
-// after all other uses of the input.
+// Returns the inputs whose gradients may come in parts: inputs whose rows are looked up, if in backward these lookups
+// come after all other uses of the input.
 std::vector<int32_t> inputs_in_parts(const Graph& forward);
 // Derives the backward of `forward`. `device`: where the backward runs, and where rules make constants.
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {}, Device device = kCPU);

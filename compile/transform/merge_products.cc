@@ -21,13 +21,13 @@ namespace rondo::compile {
 namespace {
 
 constexpr size_t kFewest = 4;       // with fewer products, concatenating their operands does not pay
-constexpr int64_t kMostRows = 128;  // of one product; larger ones are efficient on their own
+constexpr int64_t kMostRows = 128;  // of one product; larger products are efficient on their own
 constexpr int64_t kMostSummed = 256;
 
 struct Products {
   enum Kind : uint8_t { kRows, kSummed } kind;  // kSummed: products, or sums of rows
   std::vector<int32_t> nodes = {};
-  int32_t before = 0;              // kRows: computed before this node
+  int32_t before = 0;              // kRows: the merged product is computed before this node
   std::vector<int32_t> adds = {};  // kSummed: a chain of additions; the last one gives the result
   ValueId start = kNoValue;        // kSummed: the first addition's other operand, if it is no product
 };
@@ -175,7 +175,7 @@ class Finder {
 
   const Graph& graph_;
   ValueMap<int> uses_;
-  ValueMap<int32_t> first_use_;  // by root
+  ValueMap<int32_t> first_use_;  // by root: the first node that uses it
 };
 
 // Records the graph again with merged products.

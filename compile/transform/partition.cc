@@ -111,7 +111,8 @@ class Recomputation {
         of_forward_[v] = add_input(forward_.values[v], {BackwardInput::kSaved, kept_index_[v], {}});
   }
 
-  // REQUIRES: add_inputs() has run.
+  // Adds the nodes of the backward, each after the nodes of the forward that run again for it. REQUIRES: add_inputs()
+  // has run.
   void add_nodes() {
     const std::vector<std::vector<size_t>> due = schedule();
     for (size_t n = 0; n <= old_.nodes.size(); ++n) {

@@ -27,13 +27,13 @@ namespace rondo::compile {
 class Partition {
  public:
   // `needed`: values of `recorded` that the backward reads.
-  // `like`: one of the same block at other sizes, or null; its choice is taken over, so that both run the same kernels,
-  // unless it exceeds a budget at these sizes.
+  // `like`: a partition of the same block at other sizes, or null. Its choice is taken over, so that both run the same
+  // kernels, unless the choice exceeds a budget at these sizes.
   Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options,
             const Partition* like);
 
-  // The graph to run: `recorded` in simpler ops. Its outputs are those of `recorded`, then the kept values that are
-  // neither inputs nor among them.
+  // Returns the graph to run: `recorded` in simpler ops. Its outputs are those of `recorded`, then the kept values that
+  // are neither inputs nor outputs of `recorded`.
   const Graph& forward() const { return forward_; }
 
   struct Kept {
@@ -43,9 +43,9 @@ class Partition {
   };
   const std::vector<Kept>& kept() const { return kept_; }
   bool keeps_the_same_as(const Partition& other) const { return kept_ == other.kept_; }
-  // The position in kept() of a value of `recorded`, or -1.
+  // Returns the position in kept() of a value of `recorded`, or -1.
   int32_t kept_index(ValueId recorded) const;
-  // Bytes kept besides inputs and the caller's outputs; views of one memory count once.
+  // Returns the bytes kept besides inputs and the caller's outputs; views of one memory count once.
   int64_t kept_bytes() const { return kept_bytes_; }
 
   // True if the last backward that reads `input` may overwrite it, provided that nobody else holds it. False for

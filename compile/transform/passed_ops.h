@@ -30,10 +30,10 @@ std::vector<ValueId> collectives_read(const Graph& recorded);
 // of times.
 OpSet ops_that_save(const Graph& recorded);
 
-// By input: true if a gradient flows to it through these ops.
+// Returns, by input: true if a gradient flows to the input through these ops.
 std::vector<bool> inputs_reached(const Graph& recorded, const OpSet& passed);
 
-// By output: true if its gradient flows to one of these inputs or inner outputs.
+// Returns, by output: true if its gradient flows to one of these inputs or inner outputs.
 std::vector<bool> outputs_leading_to(const Graph& recorded, const std::vector<bool>& inputs,
                                      const std::vector<int>& inner);
 

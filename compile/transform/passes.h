@@ -63,8 +63,8 @@ struct Unit {
 };
 // Returns units in an order in which they can run. Cheap nodes are in several units if that pays: repeat_cheap_nodes().
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});
-// By value: true if it must be in memory, because the caller, or a unit that does not compute it, reads it or a view of
-// it.
+// Returns, by value: true if it must be in memory, because the caller, or a unit that does not compute it, reads it or
+// a view of it.
 std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units);
 // Adds an elementwise node to all units that read its result, if that costs no more than reading the result: repeat.cc.
 // A node may be in several units from then on.
@@ -76,9 +76,11 @@ std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 // each run. Such a node is in no unit; the code that runs the graph provides the copy.
 bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 
-// Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.
+// Follows views that show all of a dense value in its own order (reshapes), and returns that value: same bytes, same
+// linear index.
 ValueId same_elements(const Graph& graph, ValueId id);
-// As same_elements(), but also follows views that repeat each element of a dense value along some dimensions.
+// Does what same_elements() does, but also follows views that repeat each element of a dense value along some
+// dimensions.
 ValueId shown_elements(const Graph& graph, ValueId id);
 
 }  // namespace rondo::compile

@@ -114,7 +114,7 @@ class Repeater {
   const Graph& graph_;
   const Capabilities& limits_;
   std::vector<Unit>& units_;
-  NodeMap<int> unit_of_;  // at the beginning; -1: none
+  NodeMap<int> unit_of_;  // by node: its unit before nodes are repeated; -1: none
   ValueMap<std::vector<Reader>> readers_;
   ValueMap<bool> returned_;
   std::vector<bool> stored_;

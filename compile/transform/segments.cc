@@ -52,7 +52,7 @@ class RowSorter {
     return !made_.empty();
   }
 
-  // REQUIRES: find(n). Records the replacement of node `n`.
+  // Records the replacement of node `n`. REQUIRES: find(n).
   Tensor record(size_t n, const Symbols& symbols) const {
     const GraphNode& node = graph_.nodes[n];
     const Value& out = graph_.value(node.outputs[0]);
@@ -171,7 +171,7 @@ class RowSorter {
   const Graph& graph_;
   ValueMap<std::vector<Read>> reads_;  // by value: the nodes that read it, except views
   ValueMap<bool> is_seen_;             // by value: returned, or read as a partial view
-  int32_t sum_ = -1;                   // the node that adds up
+  int32_t sum_ = -1;                   // the node that adds up the rows
   int64_t rows_ = 0;
   std::vector<int32_t> made_;  // the nodes that make the rows, in graph order
 };

@@ -14,7 +14,7 @@ constexpr int64_t kManyRows = 1 << 10, kShortRow = 1 << 10;
 // Up to this many elements, one thread reduces them faster than a library call can be launched.
 constexpr int64_t kOneRow = 1 << 13;
 
-// The space of a reduction over one run: see Note [Spaces].
+// Returns the space of a reduction over one run: see Note [Spaces].
 NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
   NodeSpace space;
   const Value& input = graph.value(node.inputs[0]);
@@ -43,7 +43,7 @@ NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
   return space;
 }
 
-// The space of a running sum along a dimension: each row is added up in order.
+// Returns the space of a running sum along a dimension: each row is added up in order.
 NodeSpace scan_space(const Graph& graph, const GraphNode& node) {
   NodeSpace space;
   const Value& input = graph.value(node.inputs[0]);
@@ -58,7 +58,7 @@ NodeSpace scan_space(const Graph& graph, const GraphNode& node) {
   return space;
 }
 
-// The space of sums over segments of the rows.
+// Returns the space of sums over segments of the rows.
 NodeSpace segment_space(const Graph& graph, const GraphNode& node) {
   NodeSpace space;
   const Value &input = graph.value(node.inputs[0]), &starts = graph.value(node.inputs[1]);

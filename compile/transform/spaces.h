@@ -35,8 +35,8 @@ inline const Dims& domain_of(const Graph& graph, const GraphNode& node) {
 // The space of one fusible node. If `unit` is not fused, the node is a library call.
 struct NodeSpace {
   Unit unit;               // without nodes
-  bool takes_any = false;  // a pointwise node
-  bool sums_rows = false;  // a reduction over the rows
+  bool takes_any = false;  // the node is pointwise
+  bool sums_rows = false;  // the node is a reduction over the rows
 };
 NodeSpace space_of(const Graph& graph, const GraphNode& node);
 

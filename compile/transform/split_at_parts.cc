@@ -83,9 +83,9 @@ class SplitFinder {
     }
     return ops::side_by_side(*node.op, node.attrs, sizes, graph_.value(node.outputs[0]).sizes);
   }
-  // By value: the windows in which it is computed; empty: it is computed whole.
+  // Returns the windows in which a value is computed; empty if it is computed whole.
   const Windows& windows(ValueId id) const { return windows_[id]; }
-  // By value that is a concatenation: the windows of its parts, in order along the dimension.
+  // For a value that is a concatenation: returns the windows of its parts, in order along the dimension.
   const Windows& parts(ValueId id) const { return parts_[id]; }
   // True if the readers of the value read its parts.
   bool is_split(ValueId id) const { return split_[id]; }

@@ -204,7 +204,7 @@ void KernelEmitter::fetch_ahead(Value* row) {
     row_ptrs_ = ptrs;
     scalars_ = scalars;
   };
-  int64_t bytes = kMostLines * kCacheLine;  // bytes of a row; the most if cols varies
+  int64_t bytes = kMostLines * kCacheLine;  // bytes of a row to prefetch; if cols varies, this upper limit
   if (llvm::isa<llvm::ConstantInt>(cols_)) bytes = kernel_.cols * 4;
   const int64_t rows = std::clamp<int64_t>(kBytesAhead / bytes, 1, kMostRows);
   fetch_picked(rows, true, std::clamp<int64_t>((bytes + kCacheLine - 1) / kCacheLine, 1, kMostLines));
@@ -319,7 +319,7 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 // 20 instructions; 20-50% more time to compile. Three and four steps gain more for the longest chains but double the
 // time to compile.
 int KernelEmitter::copies_of(const Stage& stage) const {
-  int work = 0;  // operations in registers
+  int work = 0;  // an estimate of the operations of one step
   for (int32_t id : stage.column)
     if (levels_[id] == Level::kColumn)
       work += is_random(instr(id).op) ? random_.work_of(id) : instr(id).type == kF64 ? 2 : 1;
@@ -369,8 +369,8 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
   }
 }
 
-// A loop over `column` from `first` to `last` in steps of `step`, executed at least once. `carried`: the loop-carried
-// values, which `body` reads and replaces.
+// Emits a loop over `column` from `first` to `last` in steps of `step`, executed at least once. `carried`: the
+// loop-carried values, which `body` reads and replaces.
 template <class Body>
 void KernelEmitter::loop(Value* first, Value* last, int64_t step, llvm::MutableArrayRef<Value*> carried, Body body) {
   BasicBlock* before = b_.GetInsertBlock();
@@ -395,7 +395,8 @@ void KernelEmitter::loop(Value* first, Value* last, int64_t step, llvm::MutableA
   b_.SetInsertPoint(after);
 }
 
-// Runs `body` if `condition` holds; null: always. `carried` as in loop().
+// Emits code that executes what `body` emits if `condition` holds. A null condition always holds. `carried` as in
+// loop().
 template <class Body> void KernelEmitter::guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body) {
   if (condition == nullptr) return body();
   BasicBlock* before = b_.GetInsertBlock();

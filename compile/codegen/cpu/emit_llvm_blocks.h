@@ -29,10 +29,10 @@ class BlockEmitter : protected ValueEmitter {
   // Makes the function and a first block that reads its arguments. Later code goes to the end of that block.
   void begin_function();
   BasicBlock* block(const char* name) { return BasicBlock::Create(context_, name, function_); }
-  // The offset, in elements, of a row at column 0. For a vector of rows, a vector of offsets.
+  // Returns the offset, in elements, of a row at column 0. For a vector of rows, returns a vector of offsets.
   Value* row_offset(size_t operand, Value* row);
   using ValueEmitter::constant;
-  // The value of a kConst or kScalar, in all lanes.
+  // Returns the value of a kConst or kScalar, in all lanes.
   Value* constant(const Instr& i) { return splat(arithmetic(i, scalar_array_, nullptr, nullptr, nullptr)); }
   static bool is_constant(const Instr& i) { return i.op == LoopOp::kConst || i.op == LoopOp::kScalar; }
 
@@ -40,13 +40,14 @@ class BlockEmitter : protected ValueEmitter {
   Value* splat(Value* scalar) { return b_.CreateVectorSplat(kLanes, scalar); }
   Value* lane_numbers();
   Value* least(Value* a, Value* b) { return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, a, b); }
-  // A mask: lane i is set if i < count.
+  // Returns a mask in which lane i is set if i < count.
   Value* lanes_below(Value* count) { return b_.CreateICmpSLT(lane_numbers(), splat(count)); }
   // Loads kLanes adjacent elements. `mask` null: all lanes.
   Value* load_vector(DType memory, Value* ptr, Value* mask);
   void store_vector(DType memory, Value* raw, Value* ptr, Value* mask);
   // True for operands that may be streamed, that is, written with non-temporal stores (LoopKernel::streams). is_line()
-  // emits a check, at run time, that addresses and strides are multiples of a cache line. `bytes`: these, in bytes.
+  // emits a check, at run time, that addresses and strides are multiples of a cache line. `bytes`: the addresses and
+  // strides, in bytes.
   bool may_stream(size_t operand) const {
     return kernel_.streams && kernel_.operands[operand].is_output && size_of(kernel_.operands[operand].dtype) >= 4;
   }
@@ -58,8 +59,8 @@ class BlockEmitter : protected ValueEmitter {
   }
   Value* all_lanes() { return llvm::ConstantInt::getTrue(widen(b_.getInt1Ty(), kLanes)); }
 
-  // A loop from `first` to `last` in steps of `step`, executed at least once. `carried`: values that each iteration
-  // reads and replaces.
+  // Emits a loop from `first` to `last` in steps of `step`, executed at least once. `carried`: values that each
+  // iteration reads and replaces.
   template <class Body>
   void loop(Value* first, Value* last, Value* step, llvm::MutableArrayRef<Value*> carried, Body body) {
     BasicBlock *before = b_.GetInsertBlock(), *loop = block("loop");
@@ -94,9 +95,9 @@ class BlockEmitter : protected ValueEmitter {
   std::vector<OperandExtents> operands_;  // by operand
 };
 
-// For LoopKernel::inner above 1: a vector holds one column of kLanes neighbouring rows.
+// Emits a kernel with LoopKernel::inner above 1. A vector holds one column of kLanes neighbouring rows.
 llvm::Function* emit_llvm_rows(const LoopKernel& kernel, llvm::Module& module);
-// For kernels with goes_in_tiles() (codegen/tiles.h): walks tiles of kLanes x kLanes elements.
+// Emits a kernel for which goes_in_tiles() holds (codegen/tiles.h). It walks tiles of kLanes x kLanes elements.
 llvm::Function* emit_llvm_tiles(const LoopKernel& kernel, llvm::Module& module);
 
 }  // namespace rondo::compile

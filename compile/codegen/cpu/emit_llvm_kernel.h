@@ -38,7 +38,7 @@ class KernelEmitter : ValueEmitter {
   void emit_stage(const Stage& stage);
   // Emits the instructions of a stage that have one result for the whole row.
   void emit_row_values(const Stage& stage);
-  // The result of an instruction (not an effect) at the row's first column.
+  // Returns the result of an instruction (not an effect) at the row's first column.
   Value* row_value(const Instr& i) {
     if (i.op == LoopOp::kLoad) return load(i, nullptr, nullptr);
     if (i.op == LoopOp::kPick) return load(i, nullptr, nullptr, picked(i, scalar(i.a)));
@@ -63,9 +63,9 @@ class KernelEmitter : ValueEmitter {
 
   // ---- Memory
   Value* row_offset(size_t index, Value* row);
-  // Loads from `base`; null: from the operand's part of the row.
+  // Loads from `base`. If `base` is null, loads from the operand's part of the row.
   Value* load(const Instr& instr, Value* column, Value* mask, Value* base = nullptr);
-  // kPick: the address of the operand's part of the row for an index, or for a vector of indices.
+  // For a kPick: returns the address of the operand's part of the row for an index, or for each of a vector of indices.
   Value* picked(const Instr& i, Value* index) {
     const AxisExtents& axis = strides_[i.index].axes[0];
     return picked_place(row_ptrs_[i.index], operand(i).dtype, index, axis.size, axis.stride);
@@ -78,14 +78,14 @@ class KernelEmitter : ValueEmitter {
   Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);
   bool is_rounded_to(int32_t id, DType type) const;
 
-  // The range that code may assume of the extent at `position`.
+  // Returns the range that code may assume of the extent at `position`.
   ExtentRange known(size_t position) const {
     if (position < kernel_.ranges.size()) return kernel_.ranges[position];
     return {};
   }
   const Instr& instr(int32_t id) const { return kernel_.instrs[id]; }
   const Operand& operand(const Instr& i) const { return kernel_.operands[i.index]; }
-  // The value of an instruction as a vector, for the code of a column step.
+  // Returns the value of an instruction as a vector, for the code of a column step.
   Value* vector(int32_t id, int copy = 0) { return id < 0 ? nullptr : vectors_[copy][id]; }
   Value* column_of(Value* column, int copy) {
     return copy == 0 ? column : b_.CreateAdd(column, b_.getInt64(copy * kLanes), "", true, true);
@@ -110,7 +110,7 @@ class KernelEmitter : ValueEmitter {
   };
   struct OperandExtents {
     Value* col_stride;
-    bool small_col_stride;  // at most kNarrowStride; for strides read at run time
+    bool small_col_stride;  // col_stride is at most kNarrowStride; set for strides read at run time
     std::vector<AxisExtents> axes;
   };
   Value *cols_ = nullptr, *chunk_rows_ = nullptr;

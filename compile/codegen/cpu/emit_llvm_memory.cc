@@ -53,7 +53,7 @@ Value* KernelEmitter::load_vector(int32_t index, Value* base, Value* column, Val
   return b_.CreateMaskedLoad(type, ptr, align, mask, zero);
 }
 
-// `column` null: loads the element at the row's first column, as a scalar.
+// Loads a step's elements. If `column` is null, loads the element at the row's first column, as a scalar.
 Value* KernelEmitter::load(const Instr& instr, Value* column, Value* mask, Value* base) {
   const Operand& from = operand(instr);
   if (base == nullptr) base = row_ptrs_[instr.index];

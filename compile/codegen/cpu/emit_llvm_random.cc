@@ -13,14 +13,14 @@ int width_of(Value* v) {
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(v->getType());
   return vector != nullptr ? static_cast<int>(vector->getNumElements()) : 1;
 }
-// The index in Stream::keys of the keys for `width` lanes.
+// Returns the index in Stream::keys of the keys for `width` lanes.
 size_t keys_for(int width) { return width == 1 ? 0 : width == 4 ? 1 : width == 8 ? 2 : 3; }
 
 constexpr uint64_t kLow = 0xFFFFFFFF, kFirst = 0xD2511F53, kSecond = 0xCD9E8D57;
 
 }  // namespace
 
-// ---- A call
+// ---- The beginning of a call: streams and masks
 
 void RandomEmitter::begin_call(llvm::ArrayRef<Value*> states, llvm::function_ref<bool(int32_t)> is_known) {
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
@@ -112,7 +112,7 @@ void RandomEmitter::draw_masks(Value* cols, llvm::function_ref<Value*(int32_t)> 
   }
 }
 
-// ---- Numbers of a kernel
+// ---- The random numbers that instructions read
 
 Value* RandomEmitter::scalar(const Instr& instr, Value* p) {
   const auto operand = static_cast<size_t>(instr.index);
@@ -176,14 +176,14 @@ Value* RandomEmitter::uniform(Value* words) {
   return b_.CreateSelect(b_.CreateFCmpOLT(middle, real(1.0)), middle, real(0x1.fffffep-1));
 }
 
-// ---- Words
+// ---- Words of Philox, from which the numbers are made
 
 RandomEmitter::Words RandomEmitter::philox(const Stream& stream, Value* low, Value* high) {
   Words c{low, high, stream.offset_low, stream.offset_high};
   for (size_t round = 0; round < kRounds; ++round) {
     Value* first = product(c[0], kFirst);
     Value* second = round == 0 ? stream.first_product : product(c[2], kSecond);
-    // A key is a scalar while its operands are the same for all counters.
+    // Takes the key as a scalar if `a` and `b` are scalars, that is, the same for all counters.
     const auto key = [&](size_t half, Value* a, Value* b) {
       return stream.keys[keys_for(std::max(width_of(a), width_of(b)))][round][half];
     };
@@ -232,12 +232,12 @@ Value* RandomEmitter::word(const Stream& stream, LoopOp op, Value* elements) {
   return b_.CreateSelect(back, b_.CreateSelect(odd, at(3), at(2)), b_.CreateSelect(odd, at(1), at(0)));
 }
 
-// ---- Values in wide lanes
+// ---- Arithmetic on values in wide lanes
 
 Value* RandomEmitter::lift(Value* v, int width) {
   return width_of(v) == width ? v : b_.CreateVectorSplat(static_cast<unsigned>(width), v);
 }
-// `b` times the low half of each lane of `a`.
+// Returns `b` times the low half of each lane of `a`.
 Value* RandomEmitter::product(Value* a, uint64_t b) {
   Value* low = b_.CreateAnd(a, llvm::ConstantInt::get(a->getType(), kLow));
   return b_.CreateMul(low, llvm::ConstantInt::get(a->getType(), b));

@@ -61,7 +61,7 @@ class RowsEmitter : BlockEmitter {
   // Prefetches the elements of the rows of a block, from the address `first` on.
   void fetch(const Instr& i, Value* first, const Block& block, FetchTo to);
   Value* number_of_vectors() { return number(kernel_.cols * copies()); }
-  // The address at which a value is kept.
+  // Returns the address at which a value is kept.
   Value* kept_at(int32_t id, Value* column, int copy) {
     Type* type = register_type(instr(id).type, kLanes);
     Value* at = b_.CreateAdd(b_.CreateMul(column, number(copies())), number(copy));
@@ -69,7 +69,7 @@ class RowsEmitter : BlockEmitter {
   }
   Along along(size_t operand) const;
   int copies() const;
-  // The number of rows from `row` to the end of its line() or of the call, whichever comes first.
+  // Returns the number of rows from `row` to the end of its line() or of the call, whichever comes first.
   Value* rows_left(Value* row);
   Value* stores_lines(Value* row);
   void point_at(Value* row, const Block& block);
@@ -80,7 +80,7 @@ class RowsEmitter : BlockEmitter {
   Value* load(const Instr& instr, Value* column, int copy, Value* mask);
   void store(const Instr& instr, Value* column, int copy, const Block& block);
   Value* place(const Instr& instr, Value* column, int copy);
-  // The address of the element in the block's first row. `column` null: column 0.
+  // Returns the address of the element in the block's first row. If `column` is null, it is the element of column 0.
   Value* address(const Instr& i, Value* column);
 
   Level& level(int32_t id) { return levels_[static_cast<size_t>(id)]; }

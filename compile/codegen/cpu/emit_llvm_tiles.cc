@@ -30,12 +30,12 @@ class TilesEmitter : BlockEmitter {
   struct Memory {
     bool transposed = false;
     Value* first = nullptr;    // transposed: the address of the tile's first row
-    Value* offsets = nullptr;  // others: a buffer with the offset of each row
+    Value* offsets = nullptr;  // not transposed: a buffer with the offset of each row
     Value* tile = nullptr;     // transposed: a buffer of kLanes vectors
   };
   struct Tile {
     Value *rows, *columns;          // the numbers of rows and columns
-    Value *row_mask, *column_mask;  // null: all of them
+    Value *row_mask, *column_mask;  // null: all kLanes rows or columns exist
     bool streams = false;           // stores are non-temporal
   };
 
@@ -55,9 +55,9 @@ class TilesEmitter : BlockEmitter {
 
   Memory& memory(const Instr& i) { return memory_[static_cast<size_t>(i.index)]; }
   Type* vector_of(DType dtype) { return widen(memory_type(dtype), kLanes); }
-  // The address of row `i` in a buffer of vectors.
+  // Returns the address of row `i` in a buffer of vectors.
   Value* slot(Value* buffer, Type* type, Value* i) { return b_.CreateGEP(type, buffer, i); }
-  // The mask of column j of a transposed operand.
+  // Returns the mask of column j of a transposed operand.
   Value* mask_of(const Tile& tile, int64_t j) {
     if (tile.row_mask == nullptr) return nullptr;
     return b_.CreateAnd(tile.row_mask, splat(b_.CreateICmpSLT(number(j), tile.columns)));
@@ -203,7 +203,7 @@ void TilesEmitter::emit_row(Value* row, Value* column, const Tile& tile) {
 
 // ---- Memory
 
-// `column` null: loads column 0.
+// If `column` is null, loads the elements of column 0.
 Value* TilesEmitter::load(const Instr& i, Value* row, Value* column, const Tile& tile) {
   const Operand& from = operand(i);
   const Memory& at = memory(i);

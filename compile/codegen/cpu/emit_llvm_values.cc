@@ -86,7 +86,7 @@ Value* ValueEmitter::convert(Value* v, DType type) {
   return round_to(v, type);
 }
 
-// Like to_integer() of runtime/ops/elementwise_body.h.
+// Converts as to_integer() of runtime/ops/elementwise_body.h does.
 Value* ValueEmitter::convert_to_integer(Value* v, DType type) {
   Type* wanted = register_type(type, width_of(v));
   if (is_truth(v)) return b_.CreateZExt(v, wanted);
@@ -103,7 +103,8 @@ Value* ValueEmitter::round_to(Value* v, DType type) {
   return b_.CreateBitCast(b_.CreateAnd(bf16_bits_in_upper_half(v), integer(32, 0xFFFF0000u, width)), v->getType());
 }
 
-// Like BFloat16(float) of runtime/base/dtype.h, with integer operations: the hardware conversion flushes subnormals.
+// Rounds as BFloat16(float) of runtime/base/dtype.h does, with integer operations: the hardware conversion flushes
+// subnormals.
 Value* ValueEmitter::bf16_bits_in_upper_half(Value* v) {
   const int width = width_of(v);
   Value* u = b_.CreateBitCast(v, widen(b_.getInt32Ty(), width));
@@ -170,7 +171,7 @@ Value* ValueEmitter::integer_arithmetic(const Instr& instr, Value* a, Value* b) 
   }
 }
 
-// Like shift_left() and shift_right() of ops/bitwise.h.
+// Shifts as shift_left() and shift_right() of ops/bitwise.h do.
 Value* ValueEmitter::shift(LoopOp op, Value* a, Value* b) {
   Type* type = a->getType();
   const unsigned bits = type->getScalarSizeInBits();

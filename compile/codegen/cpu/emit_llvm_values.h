@@ -50,11 +50,12 @@ class ValueEmitter {
   // ---- Memory
   Value* from_memory(Value* raw, DType memory, DType type);
   Value* to_memory(Value* v, DType memory, bool already_rounded);
-  // The address of index `index` of a picked axis, or of a vector of indices. An index out of range counts as 0.
+  // Returns the address of index `index` of a picked axis; for a vector of indices, a vector of addresses. An index out
+  // of range counts as 0.
   Value* picked_place(Value* base, DType memory, Value* index, Value* size, Value* stride);
   // Loads the elements at a vector of addresses, for the lanes in the mask.
   Value* gather(Value* places, DType memory, DType type, Value* mask);
-  // first, first + 1, ...: kLanes i64.
+  // Returns the kLanes i64 numbers first, first + 1, ...
   Value* neighbours(Value* first);
 
   // Fetches the cache line of an address into the second-level cache.
@@ -73,7 +74,7 @@ class ValueEmitter {
   Value* exponent(Value* a);
   Value* mantissa(Value* a);
   Value* shift(LoopOp op, Value* a, Value* b);
-  // A scalar constant.
+  // Returns a scalar constant.
   Value* constant(double value, DType type);
 
   // ---- Reductions. A loop carries the lanes: one vector, and a second one for the maximum or minimum of floats.
@@ -92,7 +93,7 @@ class ValueEmitter {
   Value* meet(LoopOp reduction, Value* a, Value* b);
   Value* lanes_to_scalar(Value* lanes, LoopOp reduction);
   Value* add(Value* a, Value* b);
-  // The prefix sums of the lanes, added to `total`. `total` becomes the last of them.
+  // Returns the prefix sums of the lanes, added to `total`. `total` becomes the last of these sums.
   Value* scan(Value* lanes, Value*& total);
 
   llvm::IRBuilder<> b_;

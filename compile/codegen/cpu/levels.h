@@ -8,9 +8,10 @@
 
 namespace rondo::compile {
 
-// When a value changes. Note [Levels]: a value is computed at the outermost level where its operands are known, so no
-// loop-invariant code motion is needed. Moving a load outwards past stores is sound: an output may alias an input only
-// element for element (loop_ir.h). So an element that an invariant load reads is stored at most once, after the load.
+// How often a value is computed. Note [Levels]: a value is computed at the outermost level where its operands are
+// known, so no loop-invariant code motion is needed. Moving a load outwards past stores is sound: an output may alias
+// an input only element for element (loop_ir.h). So an element that an invariant load reads is stored at most once,
+// after the load.
 enum class Level : uint8_t {
   kKernel,  // once per call
   kRow,     // once per row
@@ -20,7 +21,7 @@ enum class Level : uint8_t {
 // True if the operand's address at (row, 0) changes with the row, because an axis depends on it.
 bool moves_with_row(const Operand& operand);
 
-// The level of each instruction.
+// Returns the level of each instruction.
 std::vector<Level> levels_of(const LoopKernel& kernel);
 
 }  // namespace rondo::compile

@@ -105,8 +105,8 @@ void KernelEmitter::elements() {
   emit_step(stage);
 }
 
-// start_of(): the initial value of a reduction over rows. starts_of(): a list with this value for each element of a
-// thread.
+// start_of() returns the initial value of a reduction over rows. starts_of() returns a list with this value for each
+// element of a thread.
 std::string KernelEmitter::start_of(size_t partial) const {
   for (const Instr& i : k_.instrs)
     if (is_column_reduction(i.op) && static_cast<size_t>(i.index) == partial)
@@ -203,7 +203,8 @@ void KernelEmitter::rows() {
     line("for (int e = 0; e < ", s_.elements, " && c + e < cols; ++e) sum", i, "[c + e] = ", start_of(i), ";");
   }
   {
-    // Every thread runs the same number of turns, because all must take part in the shuffles and barriers of a row.
+    // Every thread runs the same number of iterations, because all must take part in the shuffles and barriers of a
+    // row.
     const Block loop = block("for (Index turn = 0; turn < chunk_rows; ++turn)");
     line("const bool live = begin + turn < n_rows;");
     line("const Index row = live ? begin + turn : 0;");

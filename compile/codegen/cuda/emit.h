@@ -25,8 +25,8 @@ namespace rondo::compile::cuda {
 // Returns the source of a function, `extern "C" __global__ void <kernel.name>(...)`. The function serves all kernels
 // with the same code_text() whose schedules have same_code().
 std::string emit(const LoopKernel& kernel, const Schedule& schedule);
-// The values of a launch's integer parameters: the number of rows (or of segments, if the kernel has them); the rows of
-// a chunk, if there are column sums; the extents that vary.
+// Returns the values of a launch's integer parameters: the number of rows (or of segments, if the kernel has them); the
+// rows of a chunk, if there are column sums; the extents that vary.
 std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule& schedule);
 
 // Returns the source of a function that combines the partial sums of several column sums, of any kernels, in one launch
@@ -38,8 +38,8 @@ std::string emit_combine(const std::string& name);
 // `equals`. If `when` is null, it does nothing if *failed (an unsigned) is not 0. The source needs kTableLayout in
 // front of it. REQUIRES: no column sums; all extents that vary are an item's width.
 std::string emit_table(const LoopKernel& kernel, const Schedule& schedule);
-// The number of blocks for an item with `rows` whole rows and `numel` elements in total. The grid is their
-// sum over items.
+// Returns the number of blocks for an item with `rows` whole rows and `numel` elements in total. The grid is the sum of
+// these numbers over all items.
 int64_t table_blocks(const LoopKernel& kernel, const Schedule& schedule, int64_t rows, int64_t width, int64_t numel);
 // Sets first_block of all rows; their other members must be set. Returns the grid of the launch.
 Grid table_grid(const LoopKernel& kernel, const Schedule& schedule, std::span<RondoTableRow> rows);

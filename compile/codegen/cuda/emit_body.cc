@@ -7,7 +7,7 @@
 namespace rondo::compile::cuda {
 namespace {
 
-// The struct of device_math.cc that combines two values.
+// Returns the name of the struct of device_math.cc that combines two values.
 const char* combine_name(LoopOp reduction) {
   return reduction == LoopOp::kReduceSum ? "Sum" : reduction == LoopOp::kReduceMax ? "Max" : "Min";
 }
@@ -20,7 +20,7 @@ std::string combine_text(LoopOp reduction, const std::string& a, const std::stri
 std::string KernelEmitter::row_offset(size_t index) const {
   const Operand& o = k_.operands[index];
   std::vector<std::string> terms;
-  if (k_.split_columns) return "";  // row 0
+  if (k_.split_columns) return "";  // the only row is row 0
   for (size_t a = 0; a < o.axes.size(); ++a) {
     const OperandAxis& axis = o.axes[a];
     const size_t at = extent_of_[index] + 1 + 3 * a;
@@ -122,7 +122,7 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
       line("const ", register_type(result_type(i)), " v", id, " = ", arithmetic(k_, i), ";");
     }
   }
-  // These come after the row instructions, which compute the probabilities of masks.
+  // Draws the random numbers of the row after its row instructions, because these compute the probabilities of masks.
   for (int32_t id : stage.column)
     if (is_random(instr(id).op) && operand(instr(id)).col_stride == 0) emit_one_random(id, /*row=*/true);
 }

@@ -13,8 +13,8 @@ void KernelEmitter::emit_streams() {
   }
 }
 
-// "seed0, offset0, " followed by the element's number in the stream, for the thread's first column or (`row`)
-// at column 0.
+// Returns "seed0, offset0, ", followed by the number in the stream of the element at the thread's first column or, if
+// `row`, at column 0.
 std::string KernelEmitter::stream_at(const Instr& i, bool row) const {
   const auto at = static_cast<size_t>(i.index);
   std::string element = row_offset(at);
@@ -25,7 +25,7 @@ std::string KernelEmitter::stream_at(const Instr& i, bool row) const {
                       ")");
 }
 
-// Emits one number: of a row that has only one, or of a thread that has one column.
+// Emits one random number: for a row that needs only one, or for a thread that has one column.
 void KernelEmitter::emit_one_random(int32_t id, bool row) {
   const Instr& i = instr(id);
   const std::string stream = stream_at(i, row);

@@ -13,7 +13,7 @@ namespace {
 
 bool is_comparison(LoopOp op) { return op >= LoopOp::kLt && op <= LoopOp::kNe; }
 
-// A number (an expression of type float, or double if `is_f64`) as a register of `type`.
+// Converts a number (an expression of type float, or double if `is_f64`) to a register of `type`.
 std::string make(const std::string& value, bool is_f64, DType type) {
   if (is_integer(type))
     return absl::StrCat(type == kI32 ? "to_int(" : type == kI64 ? "to_long(" : "low_byte(", value, ")");

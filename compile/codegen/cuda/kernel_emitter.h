@@ -54,14 +54,14 @@ class KernelEmitter {
   void row();
   void columns();
   void begin_segment();
-  // The sum of two expressions. Sum::combine() wraps around for integers.
+  // Returns the sum of two expressions. Sum::combine() wraps around for integers.
   static std::string arithmetic_sum(const std::string& a, const std::string& b) {
     return absl::StrCat("Sum::combine(", a, ", ", b, ")");
   }
   void begin_chunk();
   void tiles();
 
-  // ---- Parts
+  // ---- Parts of the code of a row
   // Emits the width of a row: in a table, the last row may be shorter.
   void emit_cols_of_row();
   // Emits pointers to a row's part of each operand for which `use` holds.
@@ -84,8 +84,8 @@ class KernelEmitter {
   void emit_streams();
   std::string stream_at(const Instr& i, bool row) const;
   void emit_one_random(int32_t id, bool row);
-  void emit_draws(const Stage& stage);  // for all columns of a step
-  void emit_drawn(int32_t id);          // for column e of the step
+  void emit_draws(const Stage& stage);  // draws the numbers for all columns of a step
+  void emit_drawn(int32_t id);          // emits the drawn number for column e of the step
   void emit_sweep(const Stage& stage);
   void emit_sweep_in_chunks(const Stage& stage);
   void emit_reductions(const Stage& stage);
@@ -93,14 +93,14 @@ class KernelEmitter {
   const Instr& instr(int32_t id) const { return k_.instrs[static_cast<size_t>(id)]; }
   const Operand& operand(const Instr& i) const { return k_.operands[static_cast<size_t>(i.index)]; }
   bool varies(size_t position) const { return position < k_.varying.size() && k_.varying[position]; }
-  // A size or stride: a number, or the variable that holds it.
+  // Returns a size or stride as an expression: a number, or the variable that holds it.
   std::string extent(size_t position, int64_t value) const {
     return varies(position) ? absl::StrCat("static_cast<Index>(x", position, ")") : absl::StrCat(value);
   }
   std::string row_offset(size_t index) const;
-  // "r3 + c", followed by ", stride" if the operand's columns are not adjacent.
+  // Returns "r3 + c", followed by ", stride" if the operand's columns are not adjacent.
   std::string address(const Instr& i) const;
-  // The address that a kPick reads, as "r3 + pick_at(v5, 100) * 64".
+  // Returns the address that a kPick reads, as "r3 + pick_at(v5, 100) * 64".
   std::string picked(const Instr& i) const;
   // True if all threads of a row know the value before its first column.
   bool is_row_value(int32_t id) const;
@@ -109,7 +109,7 @@ class KernelEmitter {
     if (i.op != LoopOp::kLoad && i.op != LoopOp::kPick) return false;
     return operand(i).col_stride != 0 && (i.op == LoopOp::kLoad || is_row_value(i.a));
   }
-  // The value of a kIndex at the column `c` (an expression; empty: the first one).
+  // Returns the value of a kIndex at the column `c` (an expression; empty: the first column).
   std::string place(const Instr& i, const std::string& c) const;
   std::string start_of(size_t partial) const;
   std::string starts_of(size_t partial) const;

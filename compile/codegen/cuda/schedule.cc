@@ -12,7 +12,7 @@ namespace rondo::compile::cuda {
 namespace {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-// The smallest power of two that is at least n, within [low, high].
+// Returns the smallest power of two that is at least n, clamped to [low, high].
 int32_t power_of_two(int64_t n, int32_t low, int32_t high) {
   int32_t power = low;
   while (power < n && power < high) power *= 2;
@@ -30,7 +30,7 @@ int32_t threads_of_row(int64_t cols, int32_t elements) {
   return power_of_two(divide_up(steps, kStepsPerThread), 2 * kWarp, 512);
 }
 
-// The number of rows in a chunk depends on the rows only: Note [Column order on CUDA].
+// Returns the number of rows in a chunk. It depends only on the number of rows: Note [Column order on CUDA].
 int64_t rows_of_chunk(int64_t rows) { return std::max<int64_t>(8, divide_up(rows, 512)); }
 
 // kKeptRow: how many 32-bit registers of a thread may hold its part of a row. kKept: how many may hold this part and
@@ -63,7 +63,7 @@ bool reduces_rows(const LoopKernel& kernel) {
                      [](const Stage& stage) { return !stage.reductions.empty(); });
 }
 
-// The largest index that the code forms: of columns, rows, partial sums, threads, or an element of an operand.
+// Returns the largest index that the code forms: of columns, rows, partial sums, threads, or an element of an operand.
 int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
   // The last threads of the last block form indices past the end.
   const int64_t cols = kernel.cols + int64_t{2} * s.threads * s.elements, rows = kernel.rows + s.threads;
@@ -92,7 +92,7 @@ int64_t column_sums(const LoopKernel& kernel) {
                        [](const Operand& operand) { return operand.is_partial; });
 }
 
-// By operand: true if a column list accesses it column by column.
+// Returns, by operand: true if a column list accesses it column by column.
 std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
   std::vector<bool> moves(kernel.operands.size());
   for (const Stage& stage : kernel.stages)

@@ -64,7 +64,7 @@ struct Schedule {
   bool keeps_sums = false;               // partial sums stay in registers for a whole chunk, not in memory
   bool keeps_row = false;                // parts of a row that several stages load stay in registers
   bool wide = false;                     // 64-bit indices
-  std::vector<ScalarFrom> scalars = {};  // by scalar; empty: all are arguments
+  std::vector<ScalarFrom> scalars = {};  // by scalar of the kernel; empty: all are arguments
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
@@ -72,7 +72,7 @@ struct Schedule {
 bool same_code(const Schedule& a, const Schedule& b);
 // Target::schedule: sets LoopKernel::split_columns and chunk_rows, from the shape only.
 void split(LoopKernel& kernel);
-// The schedule of a kernel at its sizes in this run. A plan with fixed sizes computes it once. REQUIRES:
+// Returns the schedule of a kernel at its sizes in this run. A plan with fixed sizes computes it once. REQUIRES:
 // split() was called.
 Schedule schedule(const LoopKernel& kernel);
 
@@ -81,20 +81,20 @@ struct Grid {
   int64_t x = 1, y = 1;  // blocks
   int32_t threads = 1;   // of a block
 };
-// Throws Error if there are more blocks than a grid can have.
+// Returns the size of the kernel's launch. Throws Error if there are more blocks than a grid can have.
 Grid grid(const LoopKernel& kernel, const Schedule& schedule);
-// The size of the launch that combines the partial sums of `n_sums` column sums, of at most `cols` columns.
+// Returns the size of the launch that combines the partial sums of `n_sums` column sums, of at most `cols` columns.
 Grid combine_grid(int64_t cols, int32_t n_sums);
 
-// The number of partial sums of each column sum, which are a dense [chunks, cols] array.
+// Returns the number of partial sums of each column sum, which are a dense [chunks, cols] array.
 int64_t chunks(const LoopKernel& kernel, const Schedule& schedule);
 
-// For each operand of a kernel with Shape::kTiles: true if it goes through a tile in shared memory.
+// Returns, for each operand of a kernel with Shape::kTiles: true if it goes through a tile in shared memory.
 std::vector<bool> tiled(const LoopKernel& kernel);
-// By operand: true if column lists of several stages read it.
+// Returns, by operand: true if column lists of several stages read it.
 std::vector<bool> read_by_several_stages(const LoopKernel& kernel);
 
-// The order of Note [Row order on CUDA], for the interpreter.
+// Returns the order of Note [Row order on CUDA], for the interpreter.
 RowOrder row_order(const Schedule& schedule);
 
 }  // namespace rondo::compile::cuda

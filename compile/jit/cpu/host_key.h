@@ -11,13 +11,13 @@ namespace rondo::compile {
 
 using io::HostKey;
 
-// "cpu x86_64".
+// Returns the name of this host as a target, such as "cpu x86_64".
 std::string host_name();
 
-// The key of this build on this machine; constant.
+// Returns the key of this build on this machine. It never changes.
 const HostKey& host_key();
 
-// The processor for which this build's own kernels were compiled. Code is generated for the same processor.
+// Returns the processor for which this build's own kernels were compiled. Code is generated for the same processor.
 const CodeCpu& kernel_cpu();
 
 // Describes, in words, all that code for `cpu` depends on. If `cpu` is "native": this host's processor and all its

@@ -141,7 +141,7 @@ class TableRunner {
   const KernelEntry entry_;
   const absl::InlinedVector<int64_t, 128> extents_;
   const size_t n_operands_;
-  std::vector<size_t> width_at_;  // indices into extents_
+  std::vector<size_t> width_at_;  // the positions in extents_ of the width of an item's rows
 };
 
 void run(Device device, const TableCall& call) {

@@ -20,7 +20,7 @@
 namespace rondo::compile {
 namespace {
 
-constexpr uint64_t kMaxBytes = 16 << 20;  // kernels have a few KB
+constexpr uint64_t kMaxBytes = 16 << 20;  // a limit: kernels have a few KB
 
 absl::Status damaged(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("object code: ", std::string(what)));
@@ -42,15 +42,15 @@ struct Placed {
 struct Relocation {
   enum Value {
     kAddress,
-    kDistance,      // from the place
+    kDistance,      // the distance from the place to the address
     kPageDistance,  // from the place's page to the address's page; a page here has 4 KiB on every system
-    kInPage,        // the address within its page
+    kInPage,        // the offset of the address within its page
   };
   enum Field {
     kWhole,       // the value in full, 4 or 8 bytes
-    kLow26,       // bits of an instruction, from bit 0 on
-    kFrom5,       // from bit 5 on
-    kFrom10,      // from bit 10 on
+    kLow26,       // in bits of an instruction, from bit 0 on
+    kFrom5,       // in bits from bit 5 on
+    kFrom10,      // in bits from bit 10 on
     kAdrPattern,  // the lowest two at bit 29, the others from bit 5 on
   };
   uint32_t type;
@@ -98,7 +98,7 @@ struct Patch {
   uint64_t target;
   int64_t addend;
 
-  // The value to write if the image lies at `base`. Image and addend are small, so nothing overflows.
+  // Returns the value to write if the image lies at `base`. Image and addend are small, so nothing overflows.
   int64_t value(uint64_t base) const {
     constexpr int64_t kInPage = 4095;
     const int64_t at = static_cast<int64_t>(target) + addend;

@@ -23,7 +23,7 @@ bool can_place_objects();
 // it calls a library function). kResourceExhausted: the system gave no executable memory.
 absl::StatusOr<std::shared_ptr<const MachineCode>> place_object(std::string_view object);
 
-// The checks of place_object, without placing anything.
+// Does the checks of place_object() without placing anything.
 absl::Status check_object(std::string_view object);
 
 }  // namespace rondo::compile

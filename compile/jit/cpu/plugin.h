@@ -36,20 +36,21 @@ struct LinkedCode {
 // One compiled kernel.
 struct JitResult {
   std::string object;
-  std::string ir, assembly;  // as JitOptions asks
+  std::string ir, assembly;  // listings; empty unless JitOptions asks for them
   std::string error;         // empty if all went well
 };
 
-// A function returns false if LLVM had no memory, now or earlier: Note [LLVM without memory] in toolchain_llvm.cc.
+// A function that returns bool returns false if LLVM had no memory, now or earlier: Note [LLVM without memory] in
+// toolchain_llvm.cc.
 struct JitPlugin {
   uint64_t abi;
-  const char* (*build)();  // build_hash
+  const char* (*build)();  // returns build_hash() of the plug-in
   bool (*compile)(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options, JitResult& result);
   bool (*link)(const std::string& object, LinkedCode& linked, std::string& error);
   void (*release)(void* code);
   bool (*describe)(const CodeCpu& cpu, std::string& toolchain);
-  // Gives back memory that only compilations read. Safe at any time, also while another thread compiles; the next
-  // compilation takes 2 ms longer.
+  // Gives back memory that is read only during compilations. May be called at any time, also while another thread
+  // compiles. The next compilation takes 2 ms longer.
   void (*rest)();
 };
 

@@ -97,7 +97,7 @@ const JitPlugin& plugin() { return *rondo_jit_plugin(); }
 
 #else
 
-// The only path from which the plug-in is loaded. It depends on no search path, run path or working directory.
+// Returns the only path from which the plug-in is loaded. It depends on no search path, run path or working directory.
 fs::path plugin_path() {
   if (const char* chosen = std::getenv("RONDO_JIT_LIBRARY"); chosen != nullptr && *chosen != '\0') return chosen;
   const char* folder = RONDO_PLUGIN_INSTALL_FOLDER;
@@ -123,7 +123,8 @@ struct Loaded {
   std::string error;
 };
 
-// The file that is checked is the file that is loaded: Note [Trusted paths] in trusted_file.h.
+// Checks the file at `path`, then loads it. The file that is checked is the file that is loaded: Note [Trusted paths]
+// in trusted_file.h.
 Loaded load_checked(const std::string& path) {
   const auto refuse = [](std::string reason) { return Loaded{nullptr, std::move(reason)}; };
   absl::StatusOr<io::TrustedFile> file = io::TrustedFile::open(path);
@@ -158,7 +159,8 @@ Loaded load_plugin() {
   return loaded;
 }
 
-// Loaded with the first kernel and never unloaded: compiled code and LLVM's own state live as long as the process.
+// The first call loads the plug-in. It is never unloaded: compiled code and LLVM's own state live as long as the
+// process.
 const JitPlugin& plugin() {
   static const Loaded& loaded = *new Loaded(load_plugin());
   if (loaded.plugin == nullptr) throw Error(loaded.error);

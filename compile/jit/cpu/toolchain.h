@@ -13,24 +13,27 @@
 
 namespace rondo::compile {
 
-// Object code for kernel_cpu() (host_key.h); position independent. REQUIRES: the kernel is verified.
+// Compiles a kernel to object code for kernel_cpu() (host_key.h). The code is position independent. REQUIRES: the
+// kernel is verified.
 std::string compile_object(const LoopKernel& kernel, const JitOptions& options);
-// As compile_object(), for any processor. The listings that `options` requests are in the result, not in the log.
+// Compiles as compile_object() does, for any processor. The listings that `options` requests are in the result, not in
+// the log.
 JitResult compile_for_cpu(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options);
 
-// As place_object(), but by LLVM's linker: for processors and objects that our own loader does not know.
+// Places an object as place_object() does, but with LLVM's linker: for processors and objects that our own loader does
+// not know.
 std::shared_ptr<const MachineCode> link_object(const std::string& object);
 
 // Loads the plug-in now.
 void load_toolchain();
 
-// The compiler's description of itself: LLVM's version, the target, the CPU and the features of the code. Loads the
-// plug-in.
+// Returns the compiler's description of itself: LLVM's version, the target, the CPU and the features of the code. Loads
+// the plug-in.
 std::string jit_toolchain();
 
 // True if the plug-in's file exists. Does not load it.
 bool toolchain_exists();
-// The path of the plug-in's file; "" if LLVM is linked statically.
+// Returns the path of the plug-in's file; "" if LLVM is linked statically.
 std::string toolchain_path();
 
 }  // namespace rondo::compile

@@ -46,7 +46,7 @@ namespace orc = llvm::orc;
 // run eagerly. A thread that is inside LLVM at that moment may wait for ever, if it needs such a lock.
 std::atomic<bool> exhausted = false;
 
-// Calls `run`, which enters LLVM. False: LLVM had no memory, now or earlier.
+// Calls `run`, which enters LLVM. Returns false if LLVM had no memory, now or earlier.
 template <class F> bool enter(F run) {
   static const bool throws = [] {
     // LLVM also allocates with malloc(). If that fails, LLVM would end the process; this handler throws instead.
@@ -132,11 +132,12 @@ Processor this_host() {
   return host;
 }
 
-// The processor for a RONDO_CPU other than "native". On x86 and ARM, code for it may use the features of every x86-64
-// or aarch64, and those that the kernels of this build use. So one check at the first tensor covers both kinds of code
-// (runtime/base/cpu_features.h). The name only decides how instructions are ordered: LLVM would enable features for it
-// that the check does not know. On other architectures the features of this build's kernels are unknown, so the name
-// decides which features code uses; if LLVM does not know the name, they are those of every processor.
+// Returns the processor for a RONDO_CPU other than "native". On x86 and ARM, code for it may use the features of every
+// x86-64 or aarch64, and those that the kernels of this build use. So one check at the first tensor covers both kinds
+// of code (runtime/base/cpu_features.h). The name only decides how instructions are ordered: LLVM would enable features
+// for it that the check does not know. On other architectures the features of this build's kernels are unknown, so the
+// name decides which features code uses. If LLVM does not know the name, code uses the features that every processor of
+// the architecture has.
 Processor named(const CodeCpu& wanted) {
   const Architecture& here = architecture();
   const std::unique_ptr<const llvm::MCSubtargetInfo> known(here.target->createMCSubtargetInfo(here.name, "", ""));
@@ -163,7 +164,7 @@ struct Session {
   std::list<std::unique_ptr<llvm::TargetMachine>> machines;
 };
 
-// REQUIRES: the architecture has a target.
+// Returns this process's session for a processor. REQUIRES: the architecture has a target.
 Session& session_of(const CodeCpu& cpu) {
   static auto* const sessions = new std::map<std::pair<std::string, std::string>, Session>;
   static auto* const mutex = new std::mutex;
@@ -334,7 +335,7 @@ bool describe(const CodeCpu& cpu, std::string& toolchain) {
   });
 }
 
-// ---- LLVM's own memory
+// ---- Giving back LLVM's own memory
 
 #ifdef RONDO_STATIC_JIT
 void rest() {}  // LLVM is linked into the program

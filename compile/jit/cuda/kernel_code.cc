@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kMostRuns = 64;  // the number of sizes that are remembered
 
-// The key of code for a schedule that does not follow from the kernel's text.
+// Returns the key of code for a schedule that does not follow from the kernel's text.
 std::string scheduled_text(const LoopKernel& kernel, const Schedule& schedule) {
   const std::string packed = pack(describe(kernel, schedule));  // the facts, without code
   const size_t begin = packed.find(' '), end = packed.find('\n', begin);

@@ -26,26 +26,26 @@ class KernelCode final : public MachineCode {
   static const KernelCode& of(KernelHandle handle) { return *static_cast<const KernelCode*>(handle); }
 
   const CudaObject& object() const { return object_; }
-  // The kernel's function on a device, and the function that combines partial sums. REQUIRES for combine(): the kernel
-  // leaves partial sums.
+  // Return the kernel's function on a device, and the function that combines its partial sums. REQUIRES for combine():
+  // the kernel leaves partial sums.
   const rondo::cuda::Kernel& function(int device) const { return module_.kernel(device, 0); }
   const rondo::cuda::Kernel& combine(int device) const { return module_.kernel(device, 1); }
 
   // How the kernel runs at some sizes.
   struct Run {
-    const KernelCode* code = nullptr;  // this, or code for another schedule, which lives as long
+    const KernelCode* code = nullptr;  // this, or code for another schedule, which lives as long as this
     Grid grid;
     absl::InlinedVector<int64_t, 12> integers;  // integer_arguments()
   };
   // `kernel`: scheduled, at the sizes of the run. `extents`: these sizes. Throws Error if code for another schedule is
   // needed and there is no compiler.
   Run at(const LoopKernel& kernel, const int64_t* extents) const;
-  // The kernel's code for this schedule, compiled if no cache has it.
+  // Returns the kernel's code for this schedule. Compiles it if no cache has it.
   const KernelCode& for_schedule(const LoopKernel& kernel, const Schedule& schedule) const;
 
  private:
   struct Known {
-    std::vector<int64_t> sizes;  // rows, and extents
+    std::vector<int64_t> sizes;  // the number of rows, then the extents
     Run run;
   };
   Run make_run(const LoopKernel& kernel) const;
@@ -55,12 +55,12 @@ class KernelCode final : public MachineCode {
   const Target& target_;
   const int capability_;
   const rondo::cuda::LazyModule module_;
-  mutable std::mutex mutex_;                                        // guards what follows
+  mutable std::mutex mutex_;                                        // guards the members below
   mutable std::vector<std::unique_ptr<const Known>> runs_;          // the latest one first
-  mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // for other schedules
+  mutable std::vector<std::shared_ptr<const MachineCode>> others_;  // code for other schedules
 };
 
-// The source that NVRTC gets.
+// Returns the source that NVRTC gets.
 std::string source_of(const LoopKernel& kernel, const Schedule& schedule);
 // Compiles the source for an architecture. Throws NoCodeGenerator if there is no NVRTC, and InternalError with its log
 // if NVRTC rejects the source.

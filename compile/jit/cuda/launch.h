@@ -9,7 +9,7 @@ void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions:
 void launch_combine(Device device, std::span<const CombineCall> calls, const LaunchFunctions::Owner& owner);
 void launch_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner);
 absl::AnyInvocable<void()> ready_table(Device device, const TableCall& call, const LaunchFunctions::Owner& owner);
-// The library enqueues its work on the compute stream itself.
+// Runs a prepared library call. The library itself enqueues its work on the compute stream.
 void launch_library_call(Device device, const std::shared_ptr<const PreparedKernel>& call,
                          std::span<std::byte* const> addresses);
 

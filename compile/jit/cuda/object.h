@@ -31,7 +31,7 @@ struct CudaObject {
 CudaObject describe(const LoopKernel& kernel, const Schedule& schedule);
 
 std::string pack(const CudaObject& object);
-// kInvalidArgument, with the reason: the bytes are damaged, or not one of our objects.
+// Returns kInvalidArgument, with the reason, if the bytes are damaged or are not one of our objects.
 absl::StatusOr<CudaObject> unpack_object(std::string_view bytes);
 
 }  // namespace rondo::compile::cuda

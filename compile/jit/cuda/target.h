@@ -7,7 +7,7 @@
 namespace rondo::compile::cuda {
 
 extern const Target kSm80;   // devices of compute capability 8.x
-extern const Target kSm90;   // 9.x
-extern const Target kSm100;  // 10.x, and newer ones through PTX
+extern const Target kSm90;   // devices of compute capability 9.x
+extern const Target kSm100;  // devices of compute capability 10.x, and newer ones through PTX
 
 }  // namespace rondo::compile::cuda
