@@ -12,9 +12,9 @@ namespace rondo::cpu {
 inline constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
 template <class A> inline constexpr A kInfinity = std::numeric_limits<A>::infinity();
 
-// An addend of a mask, limited so that it stays finite when scores are converted to base 2: finite numbers beyond a
-// quarter of the largest number become that quarter. So a row that is masked entirely by the lowest finite number has
-// equal weights; a row that is masked by -infinity has none.
+// Returns an addend of a mask, limited so that it stays finite when scores are converted to base 2: finite numbers
+// beyond a quarter of the largest number become that quarter. So a row that is masked entirely by the lowest finite
+// number has equal weights; a row that is masked by -infinity has none.
 template <class A> constexpr A bounded_addend(A addend) {
   constexpr A most = std::numeric_limits<A>::max() / 4;
   if (addend < -most && addend != -kInfinity<A>) return -most;

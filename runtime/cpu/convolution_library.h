@@ -47,7 +47,7 @@ class LibraryConvolution {
   };
   explicit LibraryConvolution(const ConvolutionCall& call);
   static Cut cut_of(const ConvolutionCall& call, bool may_slice);
-  // Returns false if the library refuses a piece.
+  // Makes the pieces of `cut` and their primitives. Returns false if the library refuses a piece.
   bool prepare(const Cut& cut);
   const Primitive* primitive_of(const ConvolutionCall& part);  // null: the library refuses it
   bool add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image);

@@ -106,7 +106,7 @@ template <Start kStart, int M, int N, class E, bool kRowsAdjacent, class A = Com
   }
 }
 
-// The number of rows of the next smaller micro-kernel.
+// Returns the number of rows of the next smaller micro-kernel.
 constexpr int fewer_rows(int rows) { return rows == 6 ? 4 : rows / 2; }
 
 // Multiplies `rows` rows by N vectors: M rows at a time, the rest by smaller micro-kernels. A micro-kernel of two rows

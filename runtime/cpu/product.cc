@@ -25,7 +25,7 @@ namespace {
 
 using dnnl::memory;
 
-// A memory object whose address is set before each run.
+// Returns a memory object whose address is set before each run.
 memory unbound(const Desc& desc) { return memory(desc, library_engine(), nullptr); }
 
 }  // namespace
@@ -74,7 +74,7 @@ struct Product::Primitive::Arguments {
   }
 };
 
-// Note [Sums of slices]. The fast kernels of version 3.12 cannot add an operand whose rows are not adjacent, as in a
+// Note [Sums of slices]. The fast kernels of oneDNN 3.12 cannot add an operand whose rows are not adjacent, as in a
 // slice of columns. Only its reference kernel can, which takes a thousand times as long. In this case the operand is
 // copied to C, and the product is added to C.
 Product::Primitive::Primitive(const MatmulCall& call) : call_(call) {
@@ -226,7 +226,7 @@ int64_t parts(int64_t size, int64_t least, int64_t most) {
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(size / least, 1, most))));
 }
 
-// The begin of part i of `count`, rounded down to a whole block of the library's kernels.
+// Returns the begin of part i of `count`, rounded down to a whole block of the library's kernels.
 int64_t part_begin(int64_t size, int64_t count, int64_t i, int64_t block) {
   return i == count ? size : size * i / count / block * block;
 }
@@ -343,7 +343,7 @@ ProductCache& product_cache() {
   return *cache;
 }
 
-// The name of the library's kernel for dense matrices; empty if it has only a scalar one.
+// Returns the name of the library's kernel for dense matrices, or an empty string if the library has only a scalar one.
 std::string library_kernel(memory::data_type type) {
   return in_library([&]() -> std::string {
     const Desc square({64, 64}, type, memory::dims{64, 1});

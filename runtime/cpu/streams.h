@@ -42,7 +42,7 @@ inline void stream_line(std::byte* to, const std::byte* from) {
   std::memcpy(to, from, kStreamLine);
 #endif
 }
-// `bytes` must be a multiple of kStreamLine, and `to` aligned to it.
+// Copies `bytes` bytes, bypassing the caches. `bytes` must be a multiple of kStreamLine, and `to` aligned to it.
 inline void stream_copy(void* to, const void* from, size_t bytes) {
   auto* const out = static_cast<std::byte*>(to);
   const auto* const in = static_cast<const std::byte*>(from);

@@ -93,14 +93,15 @@ class IntList {
  private:
   static constexpr size_t kFew = kMaxRank + 4;
   void push_back_many(int64_t value);
-  // REQUIRES: size_ and many_ are set. A loop, because a call of memmove takes longer than copying these few numbers.
+  // Copies the first size_ numbers, unless many_ holds them. REQUIRES: size_ and many_ are set. It is a loop, because a
+  // call of memmove takes longer than copying these few numbers.
   void copy_few(const IntList& other) {
     if (many_ == nullptr)
       for (size_t i = 0; i < size_; ++i) few_[i] = other.few_[i];
   }
   size_t size_ = 0;
-  std::unique_ptr<std::vector<int64_t>> many_;  // all of them, if they are more than kFew; else null
-  int64_t few_[kFew];                           // the first size_ of them, if many_ is null
+  std::unique_ptr<std::vector<int64_t>> many_;  // all attributes, if there are more than kFew; else null
+  int64_t few_[kFew];                           // the first size_ attributes, if many_ is null
 };
 
 // The float attributes of a call: at most two. As in IntList, an empty list costs next to nothing.
@@ -132,7 +133,7 @@ class FloatList {
  private:
   static constexpr size_t kMost = 2;
   size_t size_ = 0;
-  SymFloat values_[kMost];  // the first size_ of them
+  SymFloat values_[kMost];  // the first size_ are used
 };
 
 // The arguments of a call that are not tensors. In a compiled region floats are run-time scalars (sym_float.h); ints
@@ -239,7 +240,7 @@ enum class Epilogue : uint8_t {
   kGeluTanh,
   kWiden,  // a bf16 product's first epilogue: the result stays f32 and is not rounded to bf16
 };
-inline constexpr int kMaxEpilogues = 2;  // of one product
+inline constexpr int kMaxEpilogues = 2;  // at most this many epilogues in one product
 struct EpilogueCall {
   Epilogue kind = Epilogue::kNone;
   const Tensor* operand = nullptr;  // kAdd
@@ -299,8 +300,8 @@ class GradContext {
 class PreparedKernel {
  public:
   virtual ~PreparedKernel() = default;
-  // The addresses of element 0 of the inputs, the operands of epilogues and the outputs, in this order. The address of
-  // an undefined tensor is null.
+  // Runs the kernel. `addresses`: those of element 0 of the inputs, the operands of epilogues and the outputs, in this
+  // order. The address of an undefined tensor is null.
   virtual void run(std::span<std::byte* const> addresses) const = 0;
 };
 
@@ -308,7 +309,7 @@ using InferFn = void (*)(InferContext&);
 using KernelFn = void (*)(const KernelContext&);
 // Prepares the kernel for tensors with the context's shapes, dtypes and strides; reads no data. `variant` 0 gives the
 // kernel's results bit for bit; the other variants compute the same product in another way, and a tuner chooses the
-// fastest. Null: there is no such variant, or only the kernel itself can run this call.
+// fastest. Returns null if there is no such variant, or if only the kernel itself can run this call.
 using PrepareFn = std::unique_ptr<const PreparedKernel> (*)(const KernelContext&, int variant);
 // True if the op's kernel can apply these epilogues to a result of this dtype; `exact`: with the bits of the separate
 // ops.
@@ -384,7 +385,7 @@ struct SumByIndex {
 struct SumSegments {};
 // Output 0 is the same number in every element.
 struct Fill {
-  size_t first_size_int;  // its sizes are the ints from this one on
+  size_t first_size_int;  // the sizes of output 0 are the ints from this index on
   bool zeros = false;     // the number is 0
 };
 // Input 0 is an image; if output 0 is not an image, then input 1 is one, too. The images may have either layout, and
@@ -415,7 +416,7 @@ struct OpDef {
   const ops::ElementwiseBody* body = nullptr;  // elementwise ops: the scalar body, compiled for the host
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
-  LowerFn lower = nullptr;  // null: runs as a library call
+  LowerFn lower = nullptr;  // the op in a generated kernel; null: no generated kernel computes the op itself
   Trait trait = {};
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
   // Null: elementwise ops and reductions keep the layout (runtime/ops/channels_last.h), others do not.
@@ -441,12 +442,12 @@ struct OpDef {
   // something reads its results.
   bool checks = false;
 
-  // Null: the op has another trait, or none.
+  // Returns the op's trait if it is a T. Returns null if the op has another trait or none.
   template <class T> constexpr const T* as() const { return std::get_if<T>(&trait); }
   template <class T> constexpr bool is() const { return as<T>() != nullptr; }
   constexpr bool is_additive() const { return is<trait::Fold>() && as<trait::Fold>()->additive; }
   constexpr bool fills_zeros() const { return is<trait::Fill>() && as<trait::Fill>()->zeros; }
-  // The input that is a random state, or -1.
+  // Returns the number of the input that is a random state, or -1 if there is none.
   constexpr int32_t random_state() const { return is<trait::Draw>() ? as<trait::Draw>()->state : -1; }
   // True if a call does more than compute its results.
   constexpr bool has_effects() const { return checks || is<trait::Exchange>(); }
@@ -461,7 +462,7 @@ const BackendEntry& entry_of(const OpDef& op, Device device);
 // has no `decompose` either.
 void run_kernel(const KernelContext& context);
 
-// All ops, in a fixed order.
+// Returns all ops, in a fixed order.
 std::span<const OpDef* const> all_ops();
 const OpDef* find_op(std::string_view name);  // null if there is none
 
@@ -472,13 +473,13 @@ void require_defined(const char* op, const TensorArg& operand);
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
-// homes[i]: memory in which the caller wants output i, or undefined. If it does not fit, or if no single kernel
-// computes the output, the output gets other memory.
+// Does the same with `homes`. homes[i]: memory in which the caller wants output i, or undefined. If it does not fit, or
+// if no single kernel computes the output, the output gets other memory.
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs,
           std::span<const Tensor> homes);
 // Writes output 0 into inputs[0]; both have the same dtype and shape. `op` must be elementwise or have `overwrites`.
 void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
-// call(kAdd, {a, b})
+// For calls with operands in braces: call(kAdd, {a, b})
 inline Tensor call(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs = {}) {
   return call(op, std::span<const TensorArg>(inputs.begin(), inputs.size()), std::move(attrs));
 }

@@ -42,7 +42,7 @@ class Recorder {
 namespace detail {
 extern constinit thread_local Recorder* recorder;
 }
-// The recorder of this thread, or null.
+// Returns the recorder of this thread, or null.
 inline Recorder* active_recorder() { return detail::recorder; }
 
 // While in scope, this thread's ops go to `recorder`; null: they run.

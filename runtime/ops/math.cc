@@ -13,7 +13,7 @@ Tensor zeros_for(const GradContext& g, int i) {
 
 }  // namespace
 
-// ---- Two tensors. Equal operands share the gradient evenly; NaN in either gives NaN.
+// ---- Maximum and minimum. Equal operands share the gradient evenly; if either operand is NaN, the result is NaN.
 
 struct Maximum {
   template <class T> auto operator()(T a, T b) const {
@@ -57,13 +57,13 @@ constexpr OpDef kMinimum = elementwise<kNumeric, 2, 0, Minimum{}>("minimum", {.i
                                                                       set_share(g, i, &greater);
                                                                   });
 
-// floats: {the number}
+// floats: {the scalar operand}
 constexpr OpDef kMaximumScalar = elementwise<kNumeric, 1, 1, Maximum{}>("maximum_scalar", {.inputs = kFirst},
                                                                         &number_share<kLessScalar>);
 constexpr OpDef kMinimumScalar = elementwise<kNumeric, 1, 1, Minimum{}>("minimum_scalar", {.inputs = kFirst},
                                                                         &number_share<kGreaterScalar>);
 
-// ---- One tensor
+// ---- Ops of one tensor
 
 struct Abs {
   template <class T> auto operator()(T x) const {

@@ -1,5 +1,5 @@
-// Normalisation over the last dimension, softmax over any. Statistics are kept in the compute dtype (f32 for 16-bit
-// inputs).
+// Normalisation over the last dimension, softmax over any dimension. Statistics are kept in the compute dtype (f32 for
+// 16-bit inputs).
 #include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
@@ -41,7 +41,7 @@ void same_as_input(InferContext& c) {
 
 namespace {
 
-// The gradients of layer_norm (centred) and of rms_norm, which has no mean and no bias.
+// Computes the gradients of layer_norm (kCentred) and of rms_norm, which has no mean and no bias.
 template <bool kCentred> void norm_grad(const GradContext& g) {
   constexpr int kRstd = kCentred ? 2 : 1;
   Tensor grads[3];

@@ -239,7 +239,7 @@ using Conv2dOptions = ConvOptions<2>;
 // x (B, C, W), weight (O, C / groups, kw), bias (O) or undefined -> (B, O, ow),
 // ow = (W + 2 padding - dilation (kw - 1) - 1) / stride + 1.
 Tensor conv1d(TensorArg x, TensorArg weight, TensorArg bias, Conv1dOptions options = {});
-// The same over height and width.
+// Does the same over height and width: x (B, C, H, W), weight (O, C / groups, kh, kw) -> (B, O, oh, ow).
 Tensor conv2d(TensorArg x, TensorArg weight, TensorArg bias, Conv2dOptions options = {});
 struct ConvTranspose2dOptions {
   Spatial<2> stride = 1;
@@ -309,7 +309,7 @@ BatchNormed batch_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps
 struct Statistics {
   Tensor mean, var;  // (C)
 };
-// batch_norm with given statistics, as in evaluation. They may have gradients.
+// Applies batch_norm with given statistics, as in evaluation. Gradients may flow into the statistics.
 Tensor batch_norm_with(const Statistics& of, TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);
 // Wu and He, "Group normalization" (2018): the statistics of each group of C / groups neighbouring channels.
 Tensor group_norm(TensorArg x, int64_t groups, TensorArg weight, TensorArg bias, double eps = 1e-5);
@@ -334,7 +334,8 @@ struct AttentionOptions {
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 
-// The same result with every score stored: slow, but differentiable any number of times.
+// Computes the same as scaled_dot_product_attention(), but stores every score: slow, but differentiable any number of
+// times.
 Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {}, AttentionOptions options = {});
 
 // ---- Rotary position embedding (rotary.cc). x (..., T, D): row t is rotated by the angles of position start + t.
@@ -343,7 +344,7 @@ struct RotaryTables {
 };
 RotaryTables rotary_tables(int64_t T, int64_t D, double base = 10000.0, int64_t start = 0, TensorOptions options = {});
 Tensor rotary_embedding(TensorArg x, const RotaryTables& tables);
-// The same, with tables made for this one call.
+// Computes the tables for this call, then does the same.
 Tensor rotary_embedding(TensorArg x, int64_t start = 0, double base = 10000.0);
 
 // ---- Embedding and losses (embedding.cc, loss.cc, pointwise_loss.cc)
@@ -392,7 +393,8 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 // one offset of the generator (null: default_generator()). What happens to an element depends on (seed, offset, its
 // index) only.
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
-// random.cc. 1 with probability p, else 0; of p's shape and floating dtype, without a gradient. Takes one offset.
+// random.cc. Each element of the result is 1 with probability p, else 0. The result has p's shape and floating dtype,
+// and no gradient. Takes one offset of the generator.
 Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
 
 // ---- Collectives (collective.cc). The sum of x, of a floating dtype, over all ranks of the communicator. Every rank

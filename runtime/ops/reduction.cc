@@ -114,7 +114,7 @@ Tensor reduce_by_runs(const OpDef& op, Tensor x, const Attrs& attrs, std::option
   if (types) last.ints.push_back(static_cast<int64_t>(types->result));
   return reshape(call(op, {x}, last), reduced_sizes(sizes, attrs.ints[0], attrs.ints[1] != 0));
 }
-// The dtype in which a sum adds up: for floats their compute dtype, for integers and bools i64.
+// Returns the dtype of a sum's accumulators: for floats their compute dtype, for integers and bools i64.
 DType sum_accumulator(DType dtype) { return is_floating(dtype) ? compute_dtype(dtype) : kI64; }
 DType sum_dtype(DType dtype, const Attrs& attrs) {
   if (attrs.ints.size() > 2) return static_cast<DType>(attrs.ints[2]);
