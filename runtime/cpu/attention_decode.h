@@ -21,10 +21,11 @@ template <class A> constexpr A bounded_addend(A addend) {
   return addend > most && addend != kInfinity<A> ? most : addend;
 }
 
-// Same as attention_forward with shape.queries == 1. Reads each key and value once for all query heads that share it.
-// The mask (`allowed`, or first_key and end_key) gives the first and the last key that some head of the group may read.
-// Keys outside of this range are not read, so they may contain anything. Keys after `end_key` of all rows take no time.
-// Determinism: the split of keys into chunks depends only on their number; sums of chunks are added in order.
+// Computes the same as attention_forward with shape.queries == 1. Reads each key and value once for all query heads
+// that share it. The mask (`allowed`, or first_key and end_key) gives the first and the last key that some head of the
+// group may read. Keys outside of this range are not read, so they may contain anything. Keys after `end_key` of all
+// rows take no time. Determinism: the split of keys into chunks depends only on their number; sums of chunks are added
+// in order.
 template <class T>
 void attention_decode(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                       const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp);

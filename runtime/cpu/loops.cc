@@ -19,7 +19,7 @@ constexpr int64_t kSquare = 16;  // rows and columns of a square that is transpo
 template <class Word> void transpose_square(const Word* from, int64_t step, Word* to, int64_t width) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Word) == 4) {
-    // Four perfect shuffles. Each one rotates the eight bits of an element's position (vector, lane) by one.
+    // Runs four perfect shuffles. Each one rotates the eight bits of an element's position (vector, lane) by one.
     typedef uint32_t Line __attribute__((vector_size(64)));
     constexpr Line kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, kHigh = kLow + 8;
     Line lines[kSquare], next[kSquare];

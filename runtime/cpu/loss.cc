@@ -211,7 +211,7 @@ class Head {
     kernel({context_.op, inputs, {&narrow, 1}, {}, context_.where});
     out.copy_(narrow);
   }
-  // sum += a b
+  // Adds the product a b to `sum`.
   void add_product(const Tensor& a, const Tensor& b, Tensor& sum) const {
     const Tensor* operands[] = {&a, &b};
     const EpilogueCall onto{Epilogue::kAdd, &sum};

@@ -135,7 +135,7 @@ Kernels<dnnl::matmul> Product::Primitive::choose_kernel() {
   for (size_t i = 0; i < kMaxEpilogues; ++i) {
     switch (call.epilogues[i]) {
       case Epilogue::kNone: break;
-      case Epilogue::kWiden: break;  // call.wide
+      case Epilogue::kWiden: break;  // call.wide requests it already
       case Epilogue::kAdd:
         if (call.in_place[i]) {
           post.append_sum(1.0f);
@@ -351,7 +351,7 @@ std::string library_kernel(memory::data_type type) {
       const Kernels<dnnl::matmul> kernels(dnnl::primitive_attr(), square, square, Desc(), square);
       return is_reference(kernels.name()) ? std::string() : std::string(kernels.name());
     } catch (const dnnl::error& error) {
-      if (error.status != dnnl_unimplemented) throw;  // e.g. out of memory; a returned answer would be cached
+      if (error.status != dnnl_unimplemented) throw;  // for example out of memory: a returned string would be cached
       return {};
     }
   });

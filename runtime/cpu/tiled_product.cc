@@ -199,7 +199,7 @@ template <class T> class TiledProduct {
       for (size_t e = 0; e < kMaxEpilogues; ++e) {
         switch (call_.epilogues[e]) {
           case Epilogue::kNone:
-          case Epilogue::kWiden: break;  // call.wide
+          case Epilogue::kWiden: break;  // call.wide requests it already
           case Epilogue::kAdd: add((call_.in_place[e] ? c : static_cast<const C*>(operands_.added[e])) + at); break;
           case Epilogue::kGelu:
             for (int64_t j = 0; j < tile.columns; ++j) sums[j] = scalar::gelu_erf(sums[j]);

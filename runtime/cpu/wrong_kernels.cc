@@ -45,8 +45,8 @@ bool pairs_an_odd_output(std::string_view kernel, const ConvolutionCall& call) {
   return kernel.starts_with("jit_bf16_1x1") && call.outputs / call.groups % 2 != 0;
 }
 
-// The gradient of the weight with a stride, f32 and bf16, jit_1x1 and jit_bf16_1x1: the kernel copies the pixels that
-// it reads into the scratchpad, channels last, C numbers per pixel. But it computes the position of a pixel with a
+// For the gradient of the weight. jit_1x1 (f32) and jit_bf16_1x1 are wrong with a stride. The kernel copies the pixels
+// that it reads into the scratchpad, channels last, C numbers per pixel. But it computes the position of a pixel with a
 // whole block of channels (8 with AVX2, 16 with AVX-512). With fewer channels than a block, the copy ends after the end
 // of the scratchpad. Versions after 3.7 have this error, too (https://github.com/uxlfoundation/oneDNN/issues/6035).
 // Forward and the gradient of the input place the copy correctly.
@@ -56,8 +56,9 @@ bool overruns_scratch(std::string_view kernel, const ConvolutionCall& call) {
   return (call.stride[0] > 1 || call.stride[1] > 1) && call.channels / call.groups < block;
 }
 
-// The gradient of the weight, bf16, jit_bf16 (AVX-512) and AMX. The AMX kernel is jit:avx512_core_amx_bf16 in version
-// 2. In version 3 it is brgconv_bwd_w:avx10_1_512_amx or, if that is skipped, jit:avx10_1_512_amx.
+// For the gradient of the weight, in bf16. jit_bf16 (AVX-512) and the AMX kernel are wrong in the cases below. The AMX
+// kernel is jit:avx512_core_amx_bf16 in version 2. In version 3 it is brgconv_bwd_w:avx10_1_512_amx or, if that is
+// skipped, jit:avx10_1_512_amx.
 // - images narrower than the stride: uninitialised scratchpad numbers are multiplied by 0, which gives NaN for NaN;
 // - AMX, jit, more than two blocks of 16 channels in a group, the last one not whole: it reads a block that does not
 //   exist;

@@ -281,7 +281,7 @@ class Dispatcher {
   bool needs_grad() const {
     if (!grad_enabled()) {
       if (autograd::LeafNotes* const notes = autograd::LeafNotes::now()) [[unlikely]]
-        for (const TensorArg& arg : args_) notes->note(arg.tensor);  // as given: before autocast
+        for (const TensorArg& arg : args_) notes->note(arg.tensor);  // the operands as given, before autocast
       return false;
     }
     bool needs = false;

@@ -35,7 +35,7 @@ enum class LoopOp : uint8_t {
   kSqrt,
   kAbs,
   kNeg,
-  kRoundEven,  // to the nearest integer value, ties to even
+  kRoundEven,  // a rounded to the nearest integer value, ties to even
   kFloor,
   kExp2Int,   // 2^a for an integer-valued a in the exponent range of normal numbers: on bits, for f32,
               // (bits(a + 1.5 * 2^23) << 23) + (127 << 23); for f64 likewise with 52 and 1023

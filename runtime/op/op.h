@@ -151,9 +151,9 @@ struct SavedSpec {
   uint32_t outputs = 0;
   bool input(size_t i) const { return i < 32 && (inputs >> i & 1u) != 0; }
   bool output(size_t i) const { return i < 32 && (outputs >> i & 1u) != 0; }
-  // A product: the gradient of input 0 reads input 1 and not input 0, that of input 1 reads input 0 and not input 1.
-  // The tape then keeps no operand for a gradient that is not wanted, such as the input of a layer with a frozen
-  // weight.
+  // True for a product: the gradient of input 0 reads input 1 and not input 0, that of input 1 reads input 0 and not
+  // input 1. The tape then keeps no operand for a gradient that is not wanted, such as the input of a layer with a
+  // frozen weight.
   bool product = false;
 };
 
@@ -243,7 +243,7 @@ enum class Epilogue : uint8_t {
 inline constexpr int kMaxEpilogues = 2;  // at most this many epilogues in one product
 struct EpilogueCall {
   Epilogue kind = Epilogue::kNone;
-  const Tensor* operand = nullptr;  // kAdd
+  const Tensor* operand = nullptr;  // kAdd: the tensor that is added
 };
 
 // A kernel's arguments. Outputs are allocated as `infer` said; for an in-place call output 0 is input 0.
@@ -283,8 +283,8 @@ class GradContext {
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
   int n_outputs() const { return static_cast<int>(grads_out_.size()); }
   void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
-  // Only in ops with `grad_adds`, for input 0: the gradient that has arrived at input 0 so far, undefined if there is
-  // none. The rule then passes the sum of this gradient and its own to set().
+  // Returns the gradient that has arrived at input 0 so far, undefined if there is none. Only for the rules of ops with
+  // `grad_adds`, and only for i = 0. The rule then passes the sum of this gradient and its own to set().
   Tensor take_total(int i) const { return std::exchange(grads_in_[i], Tensor()); }
   // Sums over broadcast dimensions, casts to the input's dtype, and calls set().
   void set_reduced(int i, Tensor grad) const;
@@ -419,7 +419,8 @@ struct OpDef {
   LowerFn lower = nullptr;  // the op in a generated kernel; null: no generated kernel computes the op itself
   Trait trait = {};
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
-  // Null: elementwise ops and reductions keep the layout (runtime/ops/channels_last.h), others do not.
+  // Makes a call on images that are channels last. Null: elementwise ops and reductions keep the layout
+  // (runtime/ops/channels_last.h), other ops do not.
   ChannelsLastFn channels_last = nullptr;
   // At least 0: the op takes any number of operands, and its last ints hold this many for each operand. A compiler
   // then joins two calls if operand 0 of the second is the result of the first, and if the ints before those of

@@ -33,7 +33,7 @@ constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sca
 // again.
 
 void decompose_gelu_tanh_grad(std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
-  constexpr double kScale = 0.7978845608028654, kCubic = 0.044715;  // sqrt(2 / pi)
+  constexpr double kScale = 0.7978845608028654, kCubic = 0.044715;  // kScale: sqrt(2 / pi)
   const Tensor &x = in[0], &g = in[1];
   const Tensor t = tanh((x + x * x * x * kCubic) * kScale);
   const Tensor inner = (x * x * (3 * kCubic) + 1.0) * kScale;

@@ -50,7 +50,7 @@ void require_channels(InferContext& c, int x) {
   c.require_floating(x);
   if (c.sizes(x).rank() < 2) c.fail("needs x (B, C, ...)");
 }
-// The statistics of x in the compute dtype. kVarMean reads x in its own dtype, so no converted copy of x is made.
+// Returns the statistics of x in the compute dtype. kVarMean reads x in x's dtype, so no converted copy is made.
 VarAndMean wide_statistics(const Tensor& x, const Dims& dims) {
   Attrs attrs = reduction_attrs("var_mean", x, dims, false);
   attrs.ints.push_back(static_cast<int64_t>(compute_dtype(x.dtype())));

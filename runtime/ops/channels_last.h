@@ -43,7 +43,7 @@ void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
 // channels last, too. Returns false, and makes no call, if the op does not keep the layout.
 bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs);
-// The value of OpDef::channels_last for ops whose usual call keeps the layout.
+// Makes the usual call. It is OpDef::channels_last of ops whose usual call keeps the layout.
 void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs);
 // A fast test to run first: if it returns false, results_are_channels_last() would return false, too.
 inline bool may_be_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {

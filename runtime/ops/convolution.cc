@@ -154,7 +154,7 @@ struct Parts {
     }
     return reshape(part, {B, conv.groups, C / conv.groups, pixels()});
   }
-  // The gradient of read(): its result has the size of all of padded x.
+  // Computes the gradient of read(). The result has the size of padded x.
   Tensor read_grad(const Tensor& grad, int64_t i, int64_t j) const {
     Tensor part = reshape(grad, {B, C, output[0], output[1]});
     const Extent at = {i, j};

@@ -130,7 +130,7 @@ void decompose_interpolate(std::span<const Tensor> in, const Attrs& attrs, std::
     }
     y = sum;
   }
-  out[0] = y.is_same(in[0]) ? y.clone() : y.to(in[0].dtype());  // the caller may write to it
+  out[0] = y.is_same(in[0]) ? y.clone() : y.to(in[0].dtype());  // not in[0] itself, because the caller may write to it
 }
 
 void decompose_interpolate_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
@@ -159,7 +159,7 @@ void require_sizes(const Dims& x, Extent size, absl::FunctionRef<void(const std:
   }
 }
 
-// The result is an image of the size that the attributes name, in the layout of input 0.
+// Infers the result: an image of the size that the attributes name, in the layout of input 0.
 void infer_resized(InferContext& c) {
   c.require_floating(0);
   const Dims& x = c.sizes(0);

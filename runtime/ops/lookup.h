@@ -16,8 +16,8 @@ struct LookupName {
 LookupName lookup_in(int64_t lookup);
 LookupName lookup_of(const Attrs& checks);  // `checks`: the attributes of a kCheckIndices
 
-// As index_select, but the result is not dense: it lies in memory with dimension `dim` first. For callers that consume
-// the result at once.
+// Computes the same as index_select, but the result is not dense: it lies in memory with dimension `dim` first. For
+// callers that consume the result at once.
 Tensor select_slices(const TensorArg& x, int dim, const TensorArg& index);
 
 // Adds the gradient of a lookup, in place: total (V, C) += rows (..., C) at indices (...), in the order of the indices.

@@ -31,7 +31,7 @@ struct LoweredCopy : Storage::Attachment {
   std::mutex mutex;
   Storage data;
   DType dtype = kBF16;
-  uint32_t version = 0;  // of the parameter's storage, when it was converted
+  uint32_t version = 0;  // version of the parameter's storage at the conversion
   bool used = false;
 };
 

@@ -42,11 +42,11 @@ struct MatmulCall {
   int64_t batch, m, n, k;
   MatrixStrides a, b, c;
   bool bias = false;                                   // a row of n, added to every row
-  std::array<Epilogue, kMaxEpilogues> epilogues = {};  // those that the device's library can do
+  std::array<Epilogue, kMaxEpilogues> epilogues = {};  // those that the device's library applies
   // For each epilogue: true if its operand is the memory of C with its values from before the product.
   std::array<bool, kMaxEpilogues> in_place = {};
   DType result_dtype() const { return wide ? kF32 : dtype; }
-  // The same product of dense matrices of another dtype, without bias and epilogues.
+  // Returns the same product of dense matrices of another dtype, without bias and epilogues.
   MatmulCall with_dense_operands(DType dtype) const;
   friend bool operator==(const MatmulCall&, const MatmulCall&) = default;
   template <class H> friend H AbslHashValue(H h, const MatmulCall& c) {

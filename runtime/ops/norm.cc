@@ -258,7 +258,7 @@ namespace {
 Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
   require_defined(op.name, x);
   const int rank = x.tensor.rank(), d = normalize_dim(op.name, dim, x.tensor.sizes(), x.where);
-  if (rank == 0) return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a line of one
+  if (rank == 0) return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a scalar is a line of one element
   if (d + 1 == rank) return call(op, {x});
   return call(op, {x}, {.ints = {d}});
 }

@@ -156,7 +156,7 @@ constexpr OpDef kSum = {
 
 namespace {
 
-// Equal maxima (minima) share the gradient evenly.
+// The gradient rule of max and min: equal maxima (minima) share the gradient evenly.
 void extremum_grad(const GradContext& g) {
   const Dims kept = kept_sizes(g.input_sizes(0), g.integer(0));
   const Tensor hit = cast(equal(g.input(0), reshape(g.output(0), kept)), g.input_dtype(0));

@@ -122,7 +122,7 @@ constexpr OpDef kExpand = {
 
 namespace {
 
-// Ints of slice_grad for each operand: {dim, begin, step}.
+// The number of ints that slice_grad has for each operand: {dim, begin, step}.
 constexpr int kPlaceInts = 3;
 
 void slice_grad_infer(InferContext& c) {
