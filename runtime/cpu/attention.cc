@@ -23,13 +23,14 @@
 namespace rondo::cpu {
 namespace {
 
-// The number of tasks per piece of a parallel_for: 2^20 FLOPs, about 5 us, so that waking a thread is worthwhile.
+// Returns the number of tasks per piece of a parallel_for: 2^20 FLOPs, about 5 us, so that waking a thread is
+// worthwhile.
 int64_t grain_of(double flops_per_task) { return static_cast<int64_t>(0x1p20 / std::max(1.0, flops_per_task)) + 1; }
 
-// The number of operand elements that hold a depth of `n` numbers.
+// Returns the number of operand elements that hold a depth of `n` numbers.
 template <class T> int64_t elements(int64_t n) { return (n + TileOperands<T>::kDepth - 1) / TileOperands<T>::kDepth; }
 
-// The end of the keys that a tile of queries reads. The tile ends at query_end.
+// Returns the end of the keys that a tile of queries reads. The tile ends at query_end.
 int64_t key_end_of(const AttentionShape& shape, int64_t query_end, const KeyRange& range) {
   return std::min(range.end, shape.causal ? std::min(shape.keys, query_end) : shape.keys);
 }
@@ -303,7 +304,7 @@ template <class T> struct BackwardTask {
     }
   }
 
-  // The panel of probabilities at column `i`. Its number of keys may be 0 or negative.
+  // Returns the panel of probabilities at column `i`. Its number of keys may be 0 or negative.
   Panel<A> panel_at(int64_t query_begin, int64_t i, int64_t valid, int64_t key, int64_t keys) const {
     const int64_t query = query_begin + i;
     // Rounds the number of keys up to whole blocks of rows, because accumulate() reads blocks that cross the diagonal.
@@ -367,7 +368,7 @@ template <class T> struct BackwardTask {
     }
   }
 
-  // The same with dropout of the weights and of their gradients.
+  // Does the same as weights_and_slopes(), with dropout of the weights and of their gradients.
   template <int N> void dropped_weights_and_slopes(int64_t batch, int64_t head, const Panel<A>& panel, int64_t i) {
     const Vector<A> factor = broadcast(dropout_factor<A>(shape));
     Vector<A> row_shift[N], row_rescale[N], row_delta[N];
@@ -443,7 +444,7 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
   using A = Compute<T>;
   const int64_t pairs = shape.batch * shape.kv_heads;
   if (pairs == 0) return;
-  if (grad_scores != nullptr && (shape.causal || mask.first_key != nullptr))  // then some tiles are skipped
+  if (grad_scores != nullptr && (shape.causal || mask.first_key != nullptr))  // skipped tiles keep a gradient of 0
     std::fill_n(grad_scores, shape.batch * shape.heads * shape.queries * shape.keys, A(0));
   const int64_t items = shape.heads / shape.kv_heads * ((shape.queries + kQueryTile - 1) / kQueryTile);
   // If there are few heads, several tasks share a head. Each task has its own sums, and these are added in order. The

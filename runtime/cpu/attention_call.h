@@ -36,10 +36,10 @@ struct AttentionShape {
   AttentionDropout dropout = {};
 };
 
-// Optional, broadcast over [B, H, Tq, Tk] by strides of 0. A mask is `allowed`, `bias`, or `first_key` with or without
-// `end_key`. Composes with `causal`. Tiles of keys that `first_key` and `end_key` mask for all queries of a tile are
-// skipped; `allowed` and `bias` skip no tiles. A key that is masked for a query gets probability 0; a query without any
-// key gets output 0 and gradient 0. Masked keys are still multiplied by 0, so their k and v must be finite.
+// An optional mask, broadcast over [B, H, Tq, Tk] by strides of 0. It is `allowed`, `bias`, or `first_key` with or
+// without `end_key`. It composes with `causal`. Tiles of keys that `first_key` and `end_key` mask for all queries of a
+// tile are skipped; `allowed` and `bias` skip no tiles. A key that is masked for a query gets probability 0; a query
+// without any key gets output 0 and gradient 0. Masked keys are still multiplied by 0, so their k and v must be finite.
 template <class T> struct AttentionMask {
   const bool* allowed = nullptr;       // True: the query may attend to the key.
   const T* bias = nullptr;             // Added to the scaled score; -inf masks the key.

@@ -32,9 +32,9 @@ template <class T> class Decode {
       : shape_(shape), q_(q), k_(k), v_(v), mask_(mask) {}
 
   int64_t chunks() const { return chunks_; }
-  // The number of elements in the result of one task. For each query head of the task's group, the result has the
-  // maximum of the scores, the total of the weights 2^(score - maximum), and the sum of the values times these weights
-  // (D padded).
+  // Returns the number of elements in the result of one task. For each query head of the task's group, the result has
+  // the maximum of the scores, the total of the weights 2^(score - maximum), and the sum of the values times these
+  // weights (D padded).
   int64_t partial_size() const { return group_ * (kHeader + d_padded_); }
 
   // Processes the keys of chunk `chunk` for batch row `pair` / kv_heads and the query heads that read key-value head
@@ -108,7 +108,7 @@ template <class T> class Decode {
   bool allowed(int64_t batch, int64_t head, int64_t key) const {
     return mask_.allowed[batch * mask_.strides[0] + head * mask_.strides[1] + key * mask_.strides[3]];
   }
-  // The first key, clamped to [0, keys]: a mask may contain any number, and differences with it could overflow.
+  // Returns the first key, clamped to [0, keys]: a mask may contain any number, and differences with it could overflow.
   int64_t first_key(int64_t batch, int64_t head) const {
     return std::clamp<int64_t>(mask_.first_key[offset_of(batch, head)], 0, keys_);
   }
@@ -146,9 +146,9 @@ template <class T> class Decode {
             load(from + c, std::clamp<int64_t>(shape_.head_dim - c, 0, kN)) * static_cast<A>(shape_.scale * kLog2E));
   }
 
-  // The dot products of a query with kN adjacent keys, of which `valid` exist; the other lanes are -inf. Each sum is in
-  // the order of Note [Row order] (ops/reduction_order.h). After a transposition, the tree of lanes is computed by
-  // vertical additions.
+  // Returns the dot products of a query with kN adjacent keys, of which `valid` exist; the other lanes are -inf. Each
+  // sum is in the order of Note [Row order] (ops/reduction_order.h). After a transposition, the tree of lanes is
+  // computed by vertical additions.
   Vector<A> products(const T* keys, int64_t valid, const A* query) const {
     const int64_t d = shape_.head_dim;
     Vector<A> lanes[kLanes];
@@ -238,7 +238,7 @@ template <class T> class Decode {
 
 namespace {
 
-// The shape without keys that are after `end_key` of all rows, so that no tasks are made for them.
+// Returns the shape without keys that are after `end_key` of all rows, so that no tasks are made for them.
 template <class T> AttentionShape without_unused_keys(AttentionShape shape, const AttentionMask<T>& mask) {
   if (mask.end_key == nullptr) return shape;
   int64_t end = 0;

@@ -11,7 +11,7 @@ template <class T> HeadsView<T> heads_of(const Tensor& t) {
   return {reinterpret_cast<T*>(t.impl()->data()), t.strides()[0], t.strides()[1], t.strides()[2]};
 }
 
-// attention.h requires that the last dimension is dense.
+// Returns t, or a copy of it, with a dense last dimension, which attention.h requires.
 Tensor dense_rows(const Tensor& t) { return t.strides()[3] == 1 || t.sizes()[3] == 1 ? t : t.contiguous(); }
 
 struct Operands {

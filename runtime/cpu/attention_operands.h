@@ -43,7 +43,7 @@ template <class T, bool kPairs = std::is_same_v<T, BFloat16>&& kMultipliesPairs>
   }
   // Returns `weights` [keys, stride] as an operand whose depth runs over the keys, in rows of `stride` elements.
   static const A* by_keys(const A* weights, int64_t, int64_t, int, A*) { return weights; }
-  // The same with a depth over the queries, in rows of stride / kDepth elements.
+  // Like by_keys(), but the depth runs over the queries, in rows of stride / kDepth elements.
   static const A* by_queries(const A* weights, int64_t, int64_t, int, A*) { return weights; }
 };
 

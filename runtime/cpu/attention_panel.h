@@ -175,8 +175,8 @@ template <class F> inline void for_rows(int64_t rows, F&& f) {
   for (; j < rows; ++j) f(j, 0);
 }
 
-// One step of online softmax on a panel: replaces scores by exp2(score - maximum), updates maximum and sum, and writes
-// the factors by which earlier sums must be multiplied.
+// Takes one step of online softmax on a panel: replaces scores by exp2(score - maximum), updates maximum and sum, and
+// writes the factors by which earlier sums must be multiplied.
 template <int N, class A> void online_softmax(const Panel<A>& panel, A* maximum, A* sum, A* factors) {
   constexpr int kW = kWidth<A>;
   Vector<A> shift[N], total[kChains][N] = {};

@@ -12,8 +12,8 @@ namespace rondo::cpu {
 // The number of columns that a thread reduces together: their accumulators fit into the L1 cache.
 inline constexpr int64_t kColumnBlock = 256;
 
-// totals[c] = value(0, c) combined with ... value(rows - 1, c), for c < width, where width <= kColumnBlock. `value`
-// must be inlinable and free of side effects.
+// Sets totals[c] to the combination of value(0, c), ..., value(rows - 1, c), for each c < width. REQUIRES: width <=
+// kColumnBlock. `value` must be inlinable and free of side effects.
 template <class C, class Value, class Combine>
 inline void reduce_columns(int64_t rows, int64_t width, C identity, Value value, Combine combine, C* totals) {
   const int64_t chunk = column_chunk_rows(rows);

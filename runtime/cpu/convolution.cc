@@ -63,7 +63,7 @@ ConvolutionCall call_of(const Tensors& t, const ops::Convolution& conv) {
   return call;
 }
 
-// The result if a tensor is empty: there are no products to sum, so it is 0 (plus bias).
+// Computes the result if a tensor is empty: there are no products to sum, so the result is 0 (plus bias).
 void fill_empty(Tensors& t) {
   t.result().fill_(0);
   if (t.computes == Computes::kOutput && t.bias.defined()) t.output.add_(t.bias.view({t.bias.size(0), 1, 1}));

@@ -25,7 +25,7 @@ struct ConvolutionCall {
   std::array<int64_t, 2> padding_before = {};  // zeros before the input; the zeros after it follow from `output`
 
   int64_t reach(size_t d) const { return (kernel[d] - 1) * dilation[d] + 1; }
-  // The number of input elements from which one output element is computed.
+  // Returns the number of input elements from which one output element is computed.
   int64_t taps() const { return channels / groups * kernel[0] * kernel[1]; }
   double flops_of_image() const { return 2.0 * static_cast<double>(output[0] * output[1] * outputs * taps()); }
   friend bool operator==(const ConvolutionCall&, const ConvolutionCall&) = default;

@@ -25,8 +25,8 @@ dnnl::memory::data_type library_float(DType dtype) {
   return dtype == kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-// The layout of activations (images, channels, rows, columns): channels last if `last`, else as a part of the images of
-// `whole`, or dense if `whole` is null.
+// Returns the layout of activations (images, channels, rows, columns). If `last`, it is channels last. If not, it is
+// the usual layout: that of a part of the images of `whole`, or dense if `whole` is null.
 Desc activations(const ConvolutionCall& part, bool input, bool last, const ConvolutionCall* whole) {
   const int64_t c = input ? part.channels : part.outputs;
   const auto& size = input ? part.input : part.output;
@@ -45,7 +45,7 @@ dnnl::memory::dims weight_dims(const ConvolutionCall& c) {
   if (c.groups == 1) return {c.outputs, each, c.kernel[0], c.kernel[1]};
   return {c.groups, c.outputs / c.groups, each, c.kernel[0], c.kernel[1]};
 }
-// The caller's layout of the weight.
+// Returns the caller's layout of the weight.
 Desc given_weight(const ConvolutionCall& c) {
   const int64_t each = c.channels / c.groups, h = c.kernel[0], w = c.kernel[1];
   dnnl::memory::dims strides = c.weight_last ? dnnl::memory::dims{h * w * each, 1, w * each, each}
@@ -54,7 +54,7 @@ Desc given_weight(const ConvolutionCall& c) {
   return {weight_dims(c), library_float(c.dtype), strides};
 }
 
-// The arguments for pack_weight() and unpack_weights(); nullopt if they do not support the layout `packed`.
+// Returns the arguments for pack_weight() and unpack_weights(), or nullopt if these do not support the layout `packed`.
 std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& packed) {
   const bool unpacks = call.computes == Computes::kWeight;  // then `packed` is f32, for sums
   if ((call.dtype != kF32 && !unpacks) || type_of(packed) != dnnl::memory::data_type::f32) return std::nullopt;

@@ -29,7 +29,7 @@ class LibraryConvolution {
 
   ~LibraryConvolution();
   void run(const ConvolutionOperands& operands) const;
-  // For tests.
+  // Returns the number of pieces, for tests.
   size_t pieces() const { return pieces_.size(); }
 
  private:
@@ -47,9 +47,9 @@ class LibraryConvolution {
   };
   explicit LibraryConvolution(const ConvolutionCall& call);
   static Cut cut_of(const ConvolutionCall& call, bool may_slice);
-  // Returns false if the library refuses a piece.
+  // Makes the pieces of `cut` and their primitives. Returns false if the library refuses a piece.
   bool prepare(const Cut& cut);
-  const Primitive* primitive_of(const ConvolutionCall& part);  // null: the library refuses it
+  const Primitive* primitive_of(const ConvolutionCall& part);  // returns null if the library refuses it
   bool add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image);
   bool add_slices(int64_t slices);
   void plan_packing();

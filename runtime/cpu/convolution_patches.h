@@ -6,8 +6,9 @@
 
 namespace rondo::cpu {
 
-// REQUIRES: all tensors are channels last: the input (B, H, W, C), the weight (O, kh, kw, C / groups), the output
-// (B, oh, ow, O). No tensor is empty. The order of sums depends only on the shapes.
+// Computes the convolution, or the gradient, that `call` describes. REQUIRES: all tensors are channels last: the input
+// (B, H, W, C), the weight (O, kh, kw, C / groups), the output (B, oh, ow, O). No tensor is empty. The order of sums
+// depends only on the shapes.
 void convolve_patches(const ConvolutionCall& call, const ConvolutionOperands& operands);
 
 }  // namespace rondo::cpu

@@ -103,7 +103,7 @@ void pack_channels_inner(const WeightBlocks& w, const float* from, float* to, Li
 }  // namespace
 
 void pack_weight(const WeightBlocks& w, const float* from, float* to) {
-  constexpr int64_t kLeast = 1 << 18;  // elements
+  constexpr int64_t kLeast = 1 << 18;  // from this many elements on, stores bypass the caches
   const Lines put{.streams = w.numel() >= kLeast && is_aligned(to)};
   if (w.outputs_inner) pack_outputs_inner(w, from, to, put);
   else pack_channels_inner(w, from, to, put);

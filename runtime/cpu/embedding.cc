@@ -27,7 +27,8 @@ void embedding_kernel(const KernelContext& context) {
 
 namespace {
 
-// table = `onto` (null: zeros) plus the rows of grad by index. Note [Segments] in row_sums.h.
+// Sets `table` to `onto` (null: zeros), and adds each row of grad to the row that its index names. Note [Segments] in
+// row_sums.h.
 void write_rows(const KernelContext& context, const Tensor& grad, const Tensor& indices, const Tensor& table,
                 const void* onto) {
   const int64_t rows = table.sizes()[0], cols = table.sizes()[1];

@@ -9,7 +9,7 @@
 namespace rondo::cpu {
 namespace {
 
-// out[i] = value(i) for a dense output.
+// Sets out[i] to value(i) for each i. The output is dense.
 template <class T, class Value> void fill_dense(Tensor& out, Value value) {
   T* to = reinterpret_cast<T*>(out.impl()->data());
   parallel_for(out.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {

@@ -69,7 +69,7 @@ template <class E, bool kRowsAdjacent> struct LeftOperand {
   }
 };
 
-// C[M, N vectors] (+)= A[M, depth] B[depth, N vectors].
+// Computes C[M, N vectors] (+)= A[M, depth] B[depth, N vectors].
 template <Start kStart, int M, int N, class E, bool kRowsAdjacent, class A = Compute<E>>
 [[gnu::always_inline]] inline void multiply_micro(int64_t depth, LeftOperand<E, kRowsAdjacent> a, const E* b,
                                                   int64_t b_stride, A* c, int64_t c_stride, const A* factors) {
@@ -106,7 +106,7 @@ template <Start kStart, int M, int N, class E, bool kRowsAdjacent, class A = Com
   }
 }
 
-// The number of rows of the next smaller micro-kernel.
+// Returns the number of rows of the next smaller micro-kernel.
 constexpr int fewer_rows(int rows) { return rows == 6 ? 4 : rows / 2; }
 
 // Multiplies `rows` rows by N vectors: M rows at a time, the rest by smaller micro-kernels. A micro-kernel of two rows
@@ -127,8 +127,8 @@ inline void multiply_rows(int64_t rows, int64_t depth, LeftOperand<E, kRowsAdjac
   }
 }
 
-// C[rows, vectors] (+)= A[rows, depth] B[depth, vectors] for at most kTileVectors vectors. Depth and the strides of A
-// and B are in elements.
+// Computes C[rows, vectors] (+)= A[rows, depth] B[depth, vectors] for at most kTileVectors vectors. Depth and the
+// strides of A and B are in elements.
 template <Start kStart, class E, bool kRowsAdjacent, class A = Compute<E>>
 inline void multiply_panel(int64_t rows, int vectors, int64_t depth, LeftOperand<E, kRowsAdjacent> a, const E* b,
                            int64_t b_stride, A* c, int64_t c_stride, const A* factors = nullptr) {
@@ -138,7 +138,8 @@ inline void multiply_panel(int64_t rows, int vectors, int64_t depth, LeftOperand
 
 // ---- Packing: element type to compute type, zero-padded to whole vectors
 
-// dst[c, r] = src[r, c] * scale. dst is [cols, dst_stride]; its rows are padded with 0 to a multiple of the width.
+// Sets dst[c, r] to src[r, c] * scale. dst is [cols, dst_stride]; its rows are padded with 0 to a multiple of the
+// width.
 template <class T>
 inline void pack_transposed(const T* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T> scale,
                             Compute<T>* dst, int64_t dst_stride) {
@@ -194,7 +195,7 @@ inline void unpack_transposed(const Compute<T>* src, int64_t src_stride, int64_t
   }
 }
 
-// dst[r, c] = src[r, c], rows padded with 0 up to a multiple of the width.
+// Sets dst[r, c] to src[r, c]. Rows are padded with 0 up to a multiple of the width.
 template <class T>
 inline void pack_rows(const T* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T>* dst,
                       int64_t dst_stride) {
@@ -208,7 +209,7 @@ inline void pack_rows(const T* src, int64_t src_stride, int64_t rows, int64_t co
   }
 }
 
-// dst[r, c] = src[r, c] * scale, from compute type to element type.
+// Sets dst[r, c] to src[r, c] * scale, converted from compute type to element type.
 template <class T>
 inline void unpack_rows(const Compute<T>* src, int64_t src_stride, int64_t rows, int64_t cols, Compute<T> scale, T* dst,
                         int64_t dst_stride) {

@@ -18,7 +18,8 @@
 namespace rondo::cpu {
 namespace {
 
-// Strides of operand `t` for positions in an index tensor of `sizes`, which may be smaller than `t` in each dimension.
+// Returns the strides of operand `t` for positions in an index tensor of `sizes`, which may be smaller than `t` in each
+// dimension. They are 0 if `t` is a scalar.
 Dims strides_within(const Tensor& t, const Dims& sizes) {
   return t.rank() == 0 ? Dims::filled(sizes.rank(), 0) : t.strides();
 }
@@ -72,7 +73,7 @@ void check_indices_kernel(const KernelContext& context) {
   const int64_t* at = pointer<int64_t>(index);
   std::atomic<bool> bad = false;
   parallel_for(index.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
-    uint64_t largest = 0;  // as unsigned, negative indices are large
+    uint64_t largest = 0;  // negative indices are large as unsigned numbers
     for (int64_t i = begin; i < end; ++i) largest = std::max(largest, static_cast<uint64_t>(at[i]));
     if (begin < end && largest >= static_cast<uint64_t>(size)) bad.store(true, std::memory_order_relaxed);
   });

@@ -58,7 +58,7 @@ template <class From, class To> void convert(const From* from, int64_t n, To* __
   for (int64_t k = 0; k < n; ++k) to[k] = static_cast<To>(from[k]);
 }
 
-// Computes row r of the output from rows of n numbers.
+// Computes row r of the output by blending input rows of n numbers.
 template <class T, class C> void blend_rows(const T* image, const Places<C>& at, int64_t r, int64_t n, C* out) {
   const auto row = [&](int64_t t) { return image + at.pixel(t)[r] * n; };
   if (at.width == 1) return convert(row(0), n, out);
@@ -91,8 +91,8 @@ void blend_columns(const C* row, const Places<C>& at, int64_t inner, C* pixel, T
   }
 }
 
-// The gradient for channels [begin, end) of an image. Adds up rows first: if x is the smaller image, few numbers are
-// then left for the sums along rows. Sums are in the order of the output's rows, then of its columns.
+// Computes the gradient for channels [begin, end) of an image. Adds up rows first: if x is the smaller image, few
+// numbers are then left for the sums along rows. Sums are in the order of the output's rows, then of its columns.
 template <class T, class C>
 void interpolate_gradient(const T* g, T* gx, const Places<C>& rows, const Places<C>& columns, int64_t H, int64_t W,
                           int64_t inner, int64_t begin, int64_t end, std::vector<C>& by_row, std::vector<C>& line) {

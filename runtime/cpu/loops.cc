@@ -19,7 +19,7 @@ constexpr int64_t kSquare = 16;  // rows and columns of a square that is transpo
 template <class Word> void transpose_square(const Word* from, int64_t step, Word* to, int64_t width) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Word) == 4) {
-    // Four perfect shuffles. Each one rotates the eight bits of an element's position (vector, lane) by one.
+    // Runs four perfect shuffles. Each one rotates the eight bits of an element's position (vector, lane) by one.
     typedef uint32_t Line __attribute__((vector_size(64)));
     constexpr Line kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, kHigh = kLow + 8;
     Line lines[kSquare], next[kSquare];
@@ -122,7 +122,7 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
     operands[k] = k == 0 ? &result : &context.in(k - 1);
     width[k] = static_cast<int64_t>(size_of(operands[k]->dtype()));
   }
-  // The part of `whole` of n elements that starts at these offsets.
+  // Returns the part of `whole` that has n elements and starts at these offsets.
   const auto part_at = [&](const std::array<int64_t, N + 1>& offsets, int64_t n) {
     ops::ElementwiseRun part = whole;
     part.out += offsets[0] * width[0];
@@ -153,7 +153,7 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
   }
   int64_t all_rows = 1;
   for (int d = 0; d < last; ++d) all_rows *= space.sizes[d];
-  const int64_t rows = space.sizes[last - 1];  // rows at a constant step
+  const int64_t rows = space.sizes[last - 1];  // rows that are a constant step apart
   whole.out_step = space.strides[0][last - 1] * width[0];
   for (int k = 0; k < N; ++k) whole.steps[k] = space.strides[k + 1][last - 1] * width[k + 1];
   // A transposed operand (rows adjacent in memory, columns apart) is read in tiles. Each tile is first copied to the

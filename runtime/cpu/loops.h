@@ -13,7 +13,7 @@ namespace rondo::cpu {
 // With fewer elements than this, threads cost more than they save.
 inline constexpr int64_t kElementwiseGrain = 1 << 15;
 
-// The address of a tensor's first element. T is the C++ type of its dtype.
+// Returns the address of a tensor's first element. T is the C++ type of its dtype.
 template <class T> T* pointer(const Tensor& t) { return reinterpret_cast<T*>(t.impl()->data()); }
 
 // Cuts output 0 and the first N inputs of `context` into runs, and calls `run` for each, on several threads if that is

@@ -43,7 +43,7 @@ template <class C> struct RowLoss {
     const C mean = sum_row<C>(cols, [row](int64_t i) { return static_cast<C>(row[i]); }) * inverse;
     return (C(1) - smoothing) * hard + smoothing * (lse - mean);
   }
-  // `out` may be `row` (OpDef::reuses), or memory that does not overlap it.
+  // Computes the gradient of one row of logits. `out` may be `row` (OpDef::reuses), or memory that does not overlap it.
   template <class T> void gradient(const T* row, T* out, int64_t target, C lse, C weight) const {
     if (target == ignore_index) {
       for (int64_t i = 0; i < cols; ++i) out[i] = T(C(0));
@@ -93,7 +93,7 @@ void cross_entropy_grad_kernel(const KernelContext& context) {
   const Tensor grad = context.in(0).contiguous(), logits = context.in(1).contiguous(),
                target = context.in(2).contiguous();
   const int64_t rows = logits.sizes()[0], cols = logits.sizes()[1];
-  // Checked again: on a stream, this kernel runs even if the forward has found a bad index.
+  // The targets are checked again: on a stream, this kernel runs even if the forward has found a bad index.
   require_indices(context, target, cols, options.ignore_index);
   const int64_t* index = pointer<int64_t>(target);
   visit_floating(logits.dtype(), [&](auto tag) {
@@ -122,7 +122,7 @@ namespace {
 // contributions are added in order; the chunk of a row depends only on sizes.
 class Head {
  public:
-  // Operands from `first` on: x, weight, bias, target.
+  // The operands x, weight, bias and target are the inputs from `first` on.
   Head(const KernelContext& context, int first)
       : context_(context),
         options_(context.attrs),
@@ -137,7 +137,7 @@ class Head {
     require_indices(context, target_, cols_, options_.ignore_index);
   }
 
-  // `grad`: the gradient of the loss; undefined means 1. Results that are undefined are not computed.
+  // Runs all chunks. `grad`: the gradient of the loss; undefined means 1. Results that are undefined are not computed.
   void walk(const Tensor& grad, Tensor* loss, Tensor dx, Tensor dweight, Tensor dbias) {
     visit_floating(lower_, [&](auto tag) { run<typename decltype(tag)::type>(grad, loss, dx, dweight, dbias); });
   }
@@ -211,7 +211,7 @@ class Head {
     kernel({context_.op, inputs, {&narrow, 1}, {}, context_.where});
     out.copy_(narrow);
   }
-  // sum += a b
+  // Adds the product a b to `sum`.
   void add_product(const Tensor& a, const Tensor& b, Tensor& sum) const {
     const Tensor* operands[] = {&a, &b};
     const EpilogueCall onto{Epilogue::kAdd, &sum};
@@ -221,7 +221,7 @@ class Head {
     product(&matmul_kernel, {&a, &b}, part);
     sum.add_(part.to(sum.dtype()));
   }
-  // Adds rows in order, so the sums do not depend on the chunks.
+  // Adds the n rows of `data` to `sums`, in order, so the sums do not depend on the chunks.
   template <class T, class C> void add_rows(const T* data, int64_t n, std::vector<C>& sums) const {
     parallel_for(cols_, std::max<int64_t>(64, kElementwiseGrain / std::max<int64_t>(n, 1)),
                  [&](int64_t begin, int64_t end) {

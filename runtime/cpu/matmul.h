@@ -6,7 +6,7 @@
 
 namespace rondo::cpu {
 
-// f64 runs in Eigen, because oneDNN has no f64; other dtypes run in Product.
+// Runs a product: f64 in Eigen, because oneDNN has no f64, and other dtypes in Product.
 void matmul(const MatmulCall& call, const MatmulOperands& operands);
 
 }  // namespace rondo::cpu

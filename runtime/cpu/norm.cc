@@ -81,7 +81,8 @@ void rms_norm_kernel(const KernelContext& context) {
 
 namespace {
 
-// The gradients of layer_norm (kCentred; operands grad, x, weight, mean, rstd) and of rms_norm (without mean and bias).
+// Computes the gradients of layer_norm (kCentred; operands grad, x, weight, mean, rstd) and of rms_norm (without mean
+// and bias).
 template <bool kCentred> void norm_grad(const KernelContext& context) {
   for_floating(context, [&](auto tag) {
     using T = typename decltype(tag)::type;

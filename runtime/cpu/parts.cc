@@ -37,8 +37,8 @@ void put(const KernelContext& context, const ops::Part& place, size_t operand, P
   }
 }
 
-// Puts all operands from `first` on. Many operands whose places do not overlap are distributed over the threads;
-// otherwise they are put one after the other.
+// Puts all operands from `first` on. If they are many and their places do not overlap, the operands are distributed
+// over the threads. In all other cases they are put one after the other.
 void put_all(const KernelContext& context, const ops::Parts& parts, size_t first, Put how) {
   const auto n = static_cast<int64_t>(parts.places.size() - first);
   const auto some = [&](int64_t begin, int64_t end) {

@@ -27,14 +27,14 @@ template <int kLanes> struct PhiloxLanes {
 template <int kLanes> using PhiloxWords = typename PhiloxLanes<kLanes>::Words;
 template <int kLanes> using PhiloxCounters = typename PhiloxLanes<kLanes>::Counters;
 
-// The counters first, first + step, ...
+// Returns the counters first, first + step, ...
 template <int kLanes> inline PhiloxCounters<kLanes> counters_from(uint64_t first, uint64_t step) {
   PhiloxCounters<kLanes> lanes;
   for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<uint64_t>(i);
   return first + lanes * step;
 }
 
-// The 64-bit products of the low halves of `a` with b.
+// Returns the 64-bit products of the low halves of `a` with b.
 template <class Wide> inline Wide multiply_low_halves(Wide a, uint32_t b) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Wide) == 64)
@@ -54,14 +54,14 @@ template <class Wide> inline Wide xor_of(Wide a, Wide b, uint64_t c) {
 }
 
 namespace detail {
-// The low halves of the lanes of a, followed by those of b.
+// Returns the low halves of the lanes of a, followed by those of b.
 template <class Words, class Halves, int... I>
 inline Words low_halves(Halves a, Halves b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, (2 * I)...);
 }
 }  // namespace detail
 
-// words[k] = word k of each counter, in the stream (seed, offset).
+// Sets words[k] to word k of each counter, in the stream (seed, offset).
 template <int kLanes>
 inline void draw(uint64_t seed, uint64_t offset, PhiloxCounters<kLanes> counters, PhiloxWords<kLanes> (&words)[4]) {
   using Lanes = PhiloxLanes<kLanes>;

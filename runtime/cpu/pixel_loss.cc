@@ -13,7 +13,7 @@
 namespace rondo::cpu {
 namespace {
 
-constexpr int64_t kTile = 64;  // pixels
+constexpr int64_t kTile = 64;  // pixels of a tile
 
 // Along one dimension: the two logits between which each pixel lies, and the weight of the right one.
 template <class C> struct Sides {
@@ -243,7 +243,7 @@ void pixel_cross_entropy_kernel(const KernelContext& context) {
 void pixel_cross_entropy_grad_kernel(const KernelContext& context) {
   RecorderScope run(nullptr);
   const Tensor logits = context.in(1).contiguous(), target = context.in(2).contiguous();
-  // Checked again: on a stream, this kernel runs even if the forward has found a bad index.
+  // The targets are checked again: on a stream, this kernel runs even if the forward has found a bad index.
   require_indices(context, target, logits.size(1), LossOptions(context.attrs).ignore_index);
   visit_floating(logits.dtype(),
                  [&](auto tag) { pixel_gradient<typename decltype(tag)::type>(context, logits, target); });

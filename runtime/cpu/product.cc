@@ -25,7 +25,7 @@ namespace {
 
 using dnnl::memory;
 
-// A memory object whose address is set before each run.
+// Returns a memory object whose address is set before each run.
 memory unbound(const Desc& desc) { return memory(desc, library_engine(), nullptr); }
 
 }  // namespace
@@ -74,7 +74,7 @@ struct Product::Primitive::Arguments {
   }
 };
 
-// Note [Sums of slices]. The fast kernels of version 3.12 cannot add an operand whose rows are not adjacent, as in a
+// Note [Sums of slices]. The fast kernels of oneDNN 3.12 cannot add an operand whose rows are not adjacent, as in a
 // slice of columns. Only its reference kernel can, which takes a thousand times as long. In this case the operand is
 // copied to C, and the product is added to C.
 Product::Primitive::Primitive(const MatmulCall& call) : call_(call) {
@@ -135,7 +135,7 @@ Kernels<dnnl::matmul> Product::Primitive::choose_kernel() {
   for (size_t i = 0; i < kMaxEpilogues; ++i) {
     switch (call.epilogues[i]) {
       case Epilogue::kNone: break;
-      case Epilogue::kWiden: break;  // call.wide
+      case Epilogue::kWiden: break;  // call.wide requests it already
       case Epilogue::kAdd:
         if (call.in_place[i]) {
           post.append_sum(1.0f);
@@ -226,7 +226,7 @@ int64_t parts(int64_t size, int64_t least, int64_t most) {
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(size / least, 1, most))));
 }
 
-// The begin of part i of `count`, rounded down to a whole block of the library's kernels.
+// Returns the begin of part i of `count`, rounded down to a whole block of the library's kernels.
 int64_t part_begin(int64_t size, int64_t count, int64_t i, int64_t block) {
   return i == count ? size : size * i / count / block * block;
 }
@@ -343,7 +343,7 @@ ProductCache& product_cache() {
   return *cache;
 }
 
-// The name of the library's kernel for dense matrices; empty if it has only a scalar one.
+// Returns the name of the library's kernel for dense matrices, or an empty string if the library has only a scalar one.
 std::string library_kernel(memory::data_type type) {
   return in_library([&]() -> std::string {
     const Desc square({64, 64}, type, memory::dims{64, 1});
@@ -351,7 +351,7 @@ std::string library_kernel(memory::data_type type) {
       const Kernels<dnnl::matmul> kernels(dnnl::primitive_attr(), square, square, Desc(), square);
       return is_reference(kernels.name()) ? std::string() : std::string(kernels.name());
     } catch (const dnnl::error& error) {
-      if (error.status != dnnl_unimplemented) throw;  // e.g. out of memory; a returned answer would be cached
+      if (error.status != dnnl_unimplemented) throw;  // for example out of memory: a returned string would be cached
       return {};
     }
   });

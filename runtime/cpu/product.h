@@ -28,7 +28,7 @@ class Product {
 
   ~Product();
   void run(const MatmulOperands& operands) const;
-  // For tests. 0 if one of Rondo's own kernels runs the product.
+  // Returns the number of slices, for tests; 0 if one of Rondo's own kernels runs the product.
   size_t slices() const { return slices_.size(); }
 
  private:

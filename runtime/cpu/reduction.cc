@@ -39,7 +39,7 @@ struct Min {
   }
 };
 
-// x [n] -> one element, in chunks: Note [Full order].
+// Reduces x [n] to one element, in chunks: Note [Full order].
 template <class Op, class C, class T, class Out> void reduce_all(const T* x, Out* out, int64_t n) {
   const int64_t chunks = std::max<int64_t>(1, (n + kFullChunk - 1) / kFullChunk);
   std::vector<C> partial(static_cast<size_t>(chunks));
@@ -58,7 +58,7 @@ template <class Op, class C, class T, class Out> void reduce_all(const T* x, Out
                                             [&](int64_t i) { return partial[static_cast<size_t>(i)]; }, combine));
 }
 
-// x [cols] -> one element, in the order of Note [Row order]. Threads take blocks of the row.
+// Reduces x [cols] to one element, in the order of Note [Row order]. Threads take blocks of the row.
 template <class Op, class C, class T> C reduce_long_row(const T* x, int64_t cols) {
   const int64_t blocks = (cols + kRowBlock - 1) / kRowBlock;
   const auto combine = [](C a, C b) { return Op::template combine<C>(a, b); };
@@ -83,7 +83,7 @@ template <class Op, class C, class T> C reduce_long_row(const T* x, int64_t cols
   return combine_lanes(totals, combine);
 }
 
-// x [rows, cols] -> out [rows]
+// Reduces the columns of each row of x [rows, cols] to out [rows].
 template <class Op, class C, class T, class Out>
 void reduce_columns_of_rows(const T* x, Out* out, int64_t rows, int64_t cols) {
   if (rows == 1 && cols > kElementwiseGrain) {
@@ -104,7 +104,7 @@ void reduce_columns_of_rows(const T* x, Out* out, int64_t rows, int64_t cols) {
 // With at least this many columns, there are enough blocks of columns for all threads.
 constexpr int64_t kManyColumns = 1 << 12;
 
-// x [rows, cols] -> out [cols]: Note [Column order]. Threads take chunks of rows.
+// Reduces the rows of x [rows, cols] to out [cols]: Note [Column order]. Threads take chunks of rows.
 template <class Op, class C, class T, class Out>
 void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
@@ -123,7 +123,8 @@ void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   for (int64_t c = 0; c < cols; ++c) out[c] = static_cast<Out>(partial[c]);
 }
 
-// x [outer, rows, cols] -> out [outer, cols]: Note [Column order]. Threads take blocks of columns.
+// Reduces the rows of each matrix of x [outer, rows, cols] to out [outer, cols]: Note [Column order]. Threads take
+// blocks of columns.
 template <class Op, class C, class T, class Out>
 void reduce_blocks_of_columns(const T* x, Out* out, int64_t outer, int64_t rows, int64_t cols) {
   const int64_t blocks = (cols + kColumnBlock - 1) / kColumnBlock;
@@ -143,7 +144,7 @@ void reduce_blocks_of_columns(const T* x, Out* out, int64_t outer, int64_t rows,
                });
 }
 
-// Dense x of `sizes` -> out, run by run: Note [Runs].
+// Reduces a dense x of `sizes` to `out`, run by run: Note [Runs].
 template <class Op, class C, class T, class Out>
 void reduce_runs(const T* x, Out* out, const Dims& sizes, int64_t mask) {
   const ops::ReducedRun run = ops::last_run(sizes, mask);
@@ -159,7 +160,7 @@ void reduce_runs(const T* x, Out* out, const Dims& sizes, int64_t mask) {
                      mask & ~run.mask);
 }
 
-// Dense x of `sizes` -> one element: Note [Full order].
+// Reduces a dense x of `sizes` to one element: Note [Full order].
 template <class Op, class C, class T, class Out> void reduce_full(const T* x, Out* out, const Dims& sizes) {
   const int64_t n = sizes.numel(), row = full_row(n, sizes.back());
   if (row == 0) return reduce_all<Op, C>(x, out, n);

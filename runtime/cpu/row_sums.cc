@@ -72,7 +72,7 @@ template <class Word> class Buckets {
       const auto row_at = [&](int64_t i) { return static_cast<uint64_t>(sums.index[i * sums.index_step]); };
       for (int64_t block = first; block < last; block += kBlock) {
         const int64_t end = std::min(last, block + kBlock);
-        uint64_t largest = 0;  // as unsigned, negative indices are large
+        uint64_t largest = 0;  // negative indices are large as unsigned numbers
         for (int64_t i = block; i < end; ++i) largest = std::max(largest, row_at(i));
         if (largest >= static_cast<uint64_t>(sums.rows)) return bad.store(true, std::memory_order_relaxed);
         for (int64_t i = block; i < end; ++i) ++counts[row_at(i) >> shift_];

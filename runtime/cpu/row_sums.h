@@ -26,7 +26,7 @@ struct RowSums {
   const void* onto = nullptr;  // dense [rows, cols], may be `out`; null: zeros
 };
 
-// out = onto + sums, where the sums are first rounded to the dtype. Rows without an index equal those of `onto`.
+// Sets out to onto + sums, where the sums are first rounded to the dtype. Rows without an index equal those of `onto`.
 // Returns false, and writes nothing, if an index is not in [0, rows).
 [[nodiscard]] bool write_row_sums(const RowSums& sums);
 

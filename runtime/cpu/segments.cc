@@ -33,14 +33,14 @@ class SegmentSort {
   [[nodiscard]] bool count() {
     std::atomic<bool> bad = false;
     for_each_piece([&](int64_t* places, int64_t first, int64_t last) {
-      uint64_t largest = 0;  // as unsigned, negative indices are large
+      uint64_t largest = 0;  // negative indices are large as unsigned numbers
       for (int64_t i = first; i < last; ++i) largest = std::max(largest, static_cast<uint64_t>(index_[i]));
       if (first < last && largest >= static_cast<uint64_t>(segments_)) return bad.store(true);
       for (int64_t i = first; i < last; ++i) ++places[index_[i]];
     });
     return !bad;
   }
-  // REQUIRES: count() has returned true.
+  // Writes the rows of each segment and where each segment begins. REQUIRES: count() has returned true.
   void write(int64_t* order, int64_t* starts) {
     int64_t next = 0;
     for (int64_t k = 0; k < segments_; ++k) {

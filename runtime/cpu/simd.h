@@ -46,7 +46,7 @@ template <class A> using BitVector = typename VectorOf<A>::BitsType;
 template <class A> using IntegerVector = typename VectorOf<A>::IntegerType;
 template <class A> inline constexpr int kWidth = VectorOf<A>::kWidth;
 
-// The least multiple of `multiple` that is at least n.
+// Returns the least multiple of `multiple` that is at least n.
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 template <class To, class From> inline To vector_cast(From v) {
@@ -58,7 +58,7 @@ template <class To, class From> inline To vector_cast(From v) {
 
 template <class A> inline Vector<A> broadcast(A value) { return value - Vector<A>{}; }
 
-// 0, 1, 2, ... as integers, to compare with row and column numbers.
+// Returns 0, 1, 2, ... as integers, to compare with row and column numbers.
 template <class A> inline IntegerVector<A> lane_numbers() {
   IntegerVector<A> lanes;
   for (int i = 0; i < kWidth<A>; ++i) lanes[i] = i;
@@ -102,7 +102,7 @@ template <class T> inline Vector<Compute<T>> load(const T* p) {
   }
 }
 
-// Rounds to nearest even; NaN stays NaN.
+// Stores a vector, rounded to T: to nearest even; NaN stays NaN.
 template <class T> inline void store(T* p, Vector<Compute<T>> v) {
   using A = Compute<T>;
   if constexpr (std::is_same_v<T, A>) {
@@ -166,7 +166,7 @@ template <class V> inline V fma(V a, V b, V c) {
 #endif
 }
 
-// The larger of a and b; `b` if either is NaN. GCC does not compile the portable form to one instruction.
+// Returns the larger of a and b, or `b` if either is NaN. GCC does not compile the portable form to one instruction.
 template <class V> inline V larger(V a, V b) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(a[0]) == 4) return (V)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);

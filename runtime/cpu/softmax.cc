@@ -17,7 +17,7 @@ template <bool kColumns> struct Lines {
   int64_t length, width, step;
   int64_t at(int64_t k, int64_t c) const { return kColumns ? k * step + c : k; }
 
-  // to[c] = the sum of value(k, c) over k, in the order of ops/reduction_order.h.
+  // Sets to[c] to the sum of value(k, c) over k, in the order of ops/reduction_order.h.
   template <class C, class Value> void sum(Value value, C* to) const {
     if constexpr (kColumns) sum_columns<C>(length, width, value, to);
     else *to = sum_row<C>(length, [&](int64_t k) { return value(k, 0); });
@@ -28,8 +28,8 @@ template <bool kColumns> struct Lines {
     if constexpr (kColumns) reduce_columns<C>(length, width, kLeast, value, larger, to);
     else *to = max_row<C>(length, [&](int64_t k) { return value(k, 0); });
   }
-  // True if streaming is faster for a result of `bytes` bytes that is written in such blocks. This block begins at
-  // `to`.
+  // True if streaming stores are faster for a result of `bytes` bytes that is written in blocks of this size. `to`:
+  // where this block begins.
   template <class T> bool streams(const T* to, int64_t bytes) const {
     const auto size = static_cast<int64_t>(sizeof(T));
     return kColumns && is_streamed(to, bytes, width * size) && is_streamed(to, bytes, step * size);
@@ -78,7 +78,8 @@ void softmax_kernel(const KernelContext& context) {
     for_each_block(context, x.sizes(), [&](const auto& lines, int64_t offset) {
       const T* from = pointer<T>(x) + offset;
       T* y = pointer<T>(context.out()) + offset;
-      // The exponentials are stored in the result's memory, unless its dtype would round them, or it is streamed.
+      // The exponentials are stored in the result's memory, unless its dtype would round them or the result is
+      // streamed.
       const bool streams = std::is_same_v<T, C> && lines.streams(y, context.out().numel() * int64_t{sizeof(T)});
       const bool in_result = std::is_same_v<T, C> && !streams;
       Scratch<C> scratch(in_result ? 0 : lines.length * lines.width);

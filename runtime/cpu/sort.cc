@@ -9,7 +9,7 @@
 namespace rondo::cpu {
 namespace {
 
-// a < b, where NaN is above all numbers.
+// True if a < b, where NaN is above all numbers.
 template <class C> bool below(C a, C b) {
   if constexpr (std::is_floating_point_v<C>) return a < b || (b != b && a == a);
   else return a < b;
@@ -77,7 +77,7 @@ void topk_kernel(const KernelContext& context) {
   for_each_compared_line(x, context.out(), context.out().strides(), dim, [&](auto line, int64_t* out, int64_t step) {
     std::vector<int64_t> order(static_cast<size_t>(length));
     std::iota(order.begin(), order.end(), 0);
-    // Ties go to the lower index, so that the choice is the same everywhere.
+    // Of equal elements, the one with the lower index comes first, so that the choice does not depend on the algorithm.
     std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int64_t a, int64_t b) {
       const auto u = line(a), v = line(b);
       if (largest ? below(v, u) : below(u, v)) return true;

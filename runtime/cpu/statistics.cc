@@ -82,7 +82,8 @@ template <class T, class Out> class Variance {
     const C sum = sum_row<C>(layout_.length, at), mean = sum * inverse;
     return {sum, mean, sum_row<C>(layout_.length, [&](int64_t i) { return square(at(i) - mean); })};
   }
-  // Note [Moments] in ops/statistics.cc: rows are summed in row order, then the parts in column order.
+  // Computes result k. The rows of its parts are summed in row order, and then the parts in column order: Note
+  // [Moments] in ops/statistics.cc.
   void rows_of(int64_t k) const {
     const int64_t parts = layout_.parts;
     if (parts == 1) {

@@ -42,7 +42,7 @@ inline void stream_line(std::byte* to, const std::byte* from) {
   std::memcpy(to, from, kStreamLine);
 #endif
 }
-// `bytes` must be a multiple of kStreamLine, and `to` aligned to it.
+// Copies `bytes` bytes, bypassing the caches. `bytes` must be a multiple of kStreamLine, and `to` aligned to it.
 inline void stream_copy(void* to, const void* from, size_t bytes) {
   auto* const out = static_cast<std::byte*>(to);
   const auto* const in = static_cast<const std::byte*>(from);
@@ -53,7 +53,7 @@ inline void stream_zeros(void* to, size_t bytes) {
   auto* const out = static_cast<std::byte*>(to);
   for (size_t at = 0; at < bytes; at += kStreamLine) stream_line(out + at, kZeros);
 }
-// A store fence: this thread's streamed stores become visible before its later stores.
+// Executes a store fence: this thread's streamed stores become visible before its later stores.
 inline void end_streams() {
 #if defined(__AVX__)
   _mm_sfence();

@@ -31,12 +31,13 @@ template <class T> struct Chains { Vector<float> of[kDotChains]; };
   __builtin_memcpy(&words, p + 2 * part * kWidth<float>, sizeof(words));
   return {{vector_cast<Vector<float>>(words << 16), vector_cast<Vector<float>>(words & 0xFFFF0000u)}};
 }
-// The position of element i in a packed row of A. Packed rows store each step chain by chain.
+// Returns the position of element i in a packed row of A. Packed rows store each step chain by chain.
 template <class T> constexpr int64_t packed_at(int64_t i) {
   return std::is_same_v<T, float> ? i : i / kStep * kStep + i % 2 * kLanes + i % kStep / 2;
 }
 
-// sums[m][j] = (row m of a) . (row j of b), for M packed rows of A and N adjacent rows of B. `next`: rows to prefetch.
+// Sets sums[m][j] to (row m of a) . (row j of b), for M packed rows of A and N adjacent rows of B. `next`: rows to
+// prefetch.
 template <class T, int M, int N>
 [[gnu::always_inline]] inline void inner_products(int64_t k, const float* a, int64_t a_stride, const T* b,
                                                   int64_t b_stride, const T* next, float (&sums)[M][N]) {

@@ -9,8 +9,8 @@
 
 namespace rondo::cpu {
 
-// The largest number of rows. is_thin_product() depends only on the shape, dtype and layout of a product, so it is the
-// same in eager and compiled execution.
+// The largest number of rows of C in a thin product. is_thin_product() depends only on the shape, dtype and layout of a
+// product, so its result is the same in eager and compiled execution.
 inline constexpr int64_t kThinRows = 4;
 bool is_thin_product(const MatmulCall& call);
 

@@ -126,8 +126,8 @@ template <class T> class TiledProduct {
   }
 
  private:
-  // The distances between panels of B, and between groups of kTileRows rows of A: an odd number of cache lines, so that
-  // they do not share a set of the L1 cache.
+  // Return the distance between panels of B, and between groups of kTileRows rows of A. It is an odd number of cache
+  // lines, so that neighbours do not share a set of the L1 cache.
   static constexpr int64_t panel(int64_t depth) { return depth * kPanel + kLine; }
   static constexpr int64_t group(int64_t depth) { return round_up(depth * kTileRows + kWidth<float>, kLine) | kLine; }
 
@@ -199,7 +199,7 @@ template <class T> class TiledProduct {
       for (size_t e = 0; e < kMaxEpilogues; ++e) {
         switch (call_.epilogues[e]) {
           case Epilogue::kNone:
-          case Epilogue::kWiden: break;  // call.wide
+          case Epilogue::kWiden: break;  // call.wide requests it already
           case Epilogue::kAdd: add((call_.in_place[e] ? c : static_cast<const C*>(operands_.added[e])) + at); break;
           case Epilogue::kGelu:
             for (int64_t j = 0; j < tile.columns; ++j) sums[j] = scalar::gelu_erf(sums[j]);

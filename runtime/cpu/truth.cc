@@ -22,7 +22,8 @@
 namespace rondo::cpu {
 namespace {
 
-// The bits of an element that make it true: for floats all except the sign, because -0 is false and NaN is true.
+// Returns the bits of an element that make it true: for floats all except the sign, because -0 is false and NaN is
+// true.
 uint64_t truth_bits(DType dtype) {
   switch (dtype) {
     case DType::kF64: return 0x7FFFFFFFFFFFFFFF;
@@ -143,7 +144,7 @@ template <bool kAny, class Word> class Search {
 
   // ---- Note [Words of hits]
 
-  // The hits of x[0], ..., x[63]. Bits after the end of the tensor are unspecified.
+  // Returns the hits of x[0], ..., x[63]. Bits after the end of the tensor are unspecified.
   uint64_t hits(const Word* x) const {
     if (end_ - x < kWord) return hits_of_end(x);
     return kAny ? truths(x, bits_) : ~truths(x, bits_);
@@ -153,13 +154,13 @@ template <bool kAny, class Word> class Search {
     std::memcpy(copy, x, static_cast<size_t>(end_ - x) * sizeof(Word));
     return kAny ? truths(copy, bits_) : ~truths(copy, bits_);
   }
-  // The hits of n <= 64 elements of the innermost dimension that are too far apart for hits().
+  // Returns the hits of n <= 64 elements of the innermost dimension that are too far apart for hits().
   [[gnu::noinline]] uint64_t gathered_hits(const Word* x, int64_t n) const {
     uint64_t word = 0;
     for (int64_t i = 0; i < n; ++i) word |= uint64_t{((x[i * step_] & bits_) != 0) == kAny} << i;
     return word;
   }
-  // The bit of element i of the innermost dimension.
+  // Returns the number of the bit that stands for element i of the innermost dimension.
   int64_t position(int64_t i) const { return dense_ ? i * step_ : i; }
 
   // True if one of n elements of the innermost dimension is a hit.
@@ -187,7 +188,7 @@ template <bool kAny, class Word> class Search {
 
   // ---- Layouts
 
-  // For a reduced last dimension: searches its lines in pieces.
+  // Searches lines along the last dimension, which is reduced, in pieces.
   void lines() const {
     const int inner = space_.sizes.rank() - 1;
     const int64_t n = space_.sizes[inner], pieces = (n + kPiece - 1) / kPiece;
@@ -278,8 +279,8 @@ template <bool kAny, class Word> class Search {
     return all_needed ? std::clamp<int64_t>(kLong / pitch, 1, rows) : 1;
   }
 
-  // Searches if the last dimension is kept, or if lines are short. ORs the hits of rows, which the last reduced
-  // dimension counts.
+  // Searches rows along the last dimension if it is kept, or if lines are short. The rows are counted by the last
+  // reduced dimension; their hits are ORed.
   void columns() const {
     constexpr int64_t kWords = 64, kElements = 1 << 18;  // limits: words per row, elements per block
     const int inner = space_.sizes.rank() - 1;
@@ -335,10 +336,10 @@ template <bool kAny, class Word> class Search {
   int64_t results_;
   Word bits_;
   const IterationSpace<2>& space_;
-  // About the innermost dimension:
+  // These members describe the innermost dimension:
   int64_t step_;
   bool dense_;                         // adjacent elements in memory are read as words
-  int64_t per_word_;                   // the number of elements in a word
+  int64_t per_word_;                   // the number of elements whose bits one word holds
   uint64_t mask_ = 0, last_mask_ = 0;  // the bits of these elements, from the lowest bit up and from the highest down
 };
 

@@ -24,11 +24,11 @@ bool last_is_empty(const ConvolutionCall& call) {
   return last_reads_from(0) >= call.input[0] || last_reads_from(1) >= call.input[1];
 }
 
-// bf16 on AMX, with an output that reads only padding.
+// For oneDNN 2. bf16 on AMX is wrong if an output reads only padding.
 bool is_wrong_output_2(std::string_view kernel, const ConvolutionCall& call) {
   return kernel.starts_with("brgconv:avx512_core_amx") && first_is_empty(call);
 }
-// f32 and bf16, AVX-512 and AMX, brg_conv_fwd (brgconv in the first releases of version 3):
+// For oneDNN 3, f32 and bf16, AVX-512 and AMX. brg_conv_fwd (brgconv in the first releases of version 3) is wrong for:
 // - an output that reads only padding: the kernel reads from an address that was never set (SIGSEGV, in f32, too);
 // - bf16, a stride and one column of output: unused columns are multiplied by 0, which gives NaN for NaN (30 of 6000
 //   random convolutions on AMX).
@@ -40,13 +40,13 @@ bool is_wrong_output_3(std::string_view kernel, const ConvolutionCall& call) {
 
 // ---- Convolutions: gradients, in versions 2 and 3
 
-// bf16 with an odd number of outputs: the kernel multiplies pairs of outputs.
+// jit_bf16_1x1 is wrong for an odd number of outputs in a group, because it multiplies pairs of outputs.
 bool pairs_an_odd_output(std::string_view kernel, const ConvolutionCall& call) {
   return kernel.starts_with("jit_bf16_1x1") && call.outputs / call.groups % 2 != 0;
 }
 
-// The gradient of the weight with a stride, f32 and bf16, jit_1x1 and jit_bf16_1x1: the kernel copies the pixels that
-// it reads into the scratchpad, channels last, C numbers per pixel. But it computes the position of a pixel with a
+// For the gradient of the weight. jit_1x1 (f32) and jit_bf16_1x1 are wrong with a stride. The kernel copies the pixels
+// that it reads into the scratchpad, channels last, C numbers per pixel. But it computes the position of a pixel with a
 // whole block of channels (8 with AVX2, 16 with AVX-512). With fewer channels than a block, the copy ends after the end
 // of the scratchpad. Versions after 3.7 have this error, too (https://github.com/uxlfoundation/oneDNN/issues/6035).
 // Forward and the gradient of the input place the copy correctly.
@@ -56,8 +56,9 @@ bool overruns_scratch(std::string_view kernel, const ConvolutionCall& call) {
   return (call.stride[0] > 1 || call.stride[1] > 1) && call.channels / call.groups < block;
 }
 
-// The gradient of the weight, bf16, jit_bf16 (AVX-512) and AMX. The AMX kernel is jit:avx512_core_amx_bf16 in version
-// 2. In version 3 it is brgconv_bwd_w:avx10_1_512_amx or, if that is skipped, jit:avx10_1_512_amx.
+// For the gradient of the weight, in bf16. jit_bf16 (AVX-512) and the AMX kernel are wrong in the cases below. The AMX
+// kernel is jit:avx512_core_amx_bf16 in version 2. In version 3 it is brgconv_bwd_w:avx10_1_512_amx or, if that is
+// skipped, jit:avx10_1_512_amx.
 // - images narrower than the stride: uninitialised scratchpad numbers are multiplied by 0, which gives NaN for NaN;
 // - AMX, jit, more than two blocks of 16 channels in a group, the last one not whole: it reads a block that does not
 //   exist;
@@ -73,13 +74,13 @@ bool sums_what_is_not_there(std::string_view kernel, const ConvolutionCall& call
 
 // ---- Products
 
-// bf16 on AMX with a depth of 31 modulo 32: the kernel configures its tiles for one depth and uses them for another.
-// This gives wrong sums, writes after the scratchpad, or an illegal instruction. Depths from 1 to 3000 were tested. The
-// kernel for AVX-512 is used instead.
+// For oneDNN 2. bf16 on AMX is wrong for a depth of 31 modulo 32: the kernel configures its tiles for one depth and
+// uses them for another. This gives wrong sums, writes after the scratchpad, or an illegal instruction. Depths from 1
+// to 3000 were tested. The kernel for AVX-512 is used instead.
 bool is_wrong_product_2(std::string_view kernel, const MatmulCall& call) {
   return call.dtype == kBF16 && call.k % 32 == 31 && is_amx(kernel);
 }
-// f32 and bf16, brg_matmul with AVX-512 and AMX. AVX2 has no such kernel.
+// For oneDNN 3, f32 and bf16. brg_matmul with AVX-512 and AMX (AVX2 has no such kernel) is wrong for:
 // - one row of A whose numbers are not adjacent: it reads as if they were (21 of 4000 random products);
 // - one column of C whose numbers are not adjacent: it writes as if they were (37 of 4000 products into gaps);
 // - 3.12, a batch of products of depth 1: it reads the matrices as if they were adjacent in memory.
@@ -105,7 +106,8 @@ bool is_wrong(std::string_view kernel, const MatmulCall& call) {
   return kVersion2 ? is_wrong_product_2(kernel, call) : is_wrong_product_3(kernel, call);
 }
 
-// eltwise_gelu_erf with AVX-512 approximates erf by a polynomial, which gives NaN for infinity.
+// For oneDNN 3. eltwise_gelu_erf with AVX-512 is wrong: it approximates erf by a polynomial, which gives NaN for
+// infinity.
 bool is_wrong(Epilogue epilogue) { return !kVersion2 && epilogue == Epilogue::kGelu && library_has_avx512(); }
 
 }  // namespace rondo::cpu

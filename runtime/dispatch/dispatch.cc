@@ -281,7 +281,7 @@ class Dispatcher {
   bool needs_grad() const {
     if (!grad_enabled()) {
       if (autograd::LeafNotes* const notes = autograd::LeafNotes::now()) [[unlikely]]
-        for (const TensorArg& arg : args_) notes->note(arg.tensor);  // as given: before autocast
+        for (const TensorArg& arg : args_) notes->note(arg.tensor);  // the operands as given, before autocast
       return false;
     }
     bool needs = false;
@@ -314,7 +314,7 @@ class Dispatcher {
     if (numel < 0 || (numel > kMostElements && op_.kind != OpKind::kView))
       throw_op_error(op_.name, "the result " + to_string(meta.sizes) + " is more than memory can hold", where_);
   }
-  static constexpr int64_t kMostElements = int64_t{1} << 56;  // of 8 bytes at most
+  static constexpr int64_t kMostElements = int64_t{1} << 56;  // an element has at most 8 bytes
   static bool fits(const Tensor& home, const TensorMeta& meta) {
     return home.defined() && home.dtype() == meta.dtype && home.device() == meta.device && home.sizes() == meta.sizes &&
            home.is_contiguous() && is_contiguous(meta.sizes, meta.strides);
@@ -331,7 +331,7 @@ class Dispatcher {
 
   void apply_autocast(DType lower) {
     const DType target = op_.amp == AmpPolicy::kLower ? lower : kF32;
-    const amp::Autocast off(std::nullopt);  // the casts are ops, too
+    const amp::Autocast off(std::nullopt);  // the casts are ops, too, and must not be cast again
     cast_.resize(static_cast<size_t>(n_));
     for (int i = 0; i < n_; ++i) {
       const Tensor& input = *inputs_[i];

@@ -103,7 +103,7 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given
   if (integers) {
     const int64_t first = begin.integer(), last = end.integer(), by = step.integer();
     if (by == 0) throw_op_error(kName, "the step must not be 0", where);
-    // Unsigned, because the span may exceed an int64_t.
+    // The span is computed with unsigned numbers, because it may exceed an int64_t.
     const uint64_t span = by > 0 ? static_cast<uint64_t>(last) - static_cast<uint64_t>(first)
                                  : static_cast<uint64_t>(first) - static_cast<uint64_t>(last);
     const uint64_t size = by > 0 ? static_cast<uint64_t>(by) : -static_cast<uint64_t>(by);
@@ -128,7 +128,8 @@ void require_kind(const char* op, DType dtype, bool floating, std::source_locati
     throw_op_error(op, absl::StrCat("the dtype must be ", kind, "; it is ", std::string(name_of(dtype))), where);
 }
 
-// Unlike the tensors of the other factories, a random tensor is the result of an op, so that regions record it.
+// Checks the sizes and returns the random state of a random tensor. Unlike the results of the other factories, this
+// tensor is the result of an op, so that regions record it.
 RandomState random_state(const char* factory, const Dims& sizes, TensorOptions options, Generator* generator,
                          std::source_location where) {
   require_sizes(factory, sizes, options.dtype, where);
@@ -160,7 +161,7 @@ Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptio
     if (bound < 0 && options.dtype == kU8)
       throw_op_error(kName, absl::StrCat("the value ", bound, " is out of range for u8"), where);
   }
-  // Unsigned, because the span may exceed an int64_t.
+  // The span is computed with unsigned numbers, because it may exceed an int64_t.
   const auto span = static_cast<int64_t>(static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
   const RandomState random = random_state(kName, sizes, options, generator, where);
   Attrs attrs{.ints = {random.increment, static_cast<int64_t>(options.dtype), low, span}};

@@ -22,7 +22,7 @@ enum class AmpPolicy : uint8_t {
 
 namespace amp {
 
-// This thread's autocast dtype; nullopt if autocast is off.
+// Returns this thread's autocast dtype, or nullopt if autocast is off.
 std::optional<DType> autocast_dtype();
 
 // RAII: autocast to bf16 or f16 in this scope; std::nullopt switches autocast off. A parameter is converted once per

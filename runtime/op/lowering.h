@@ -35,7 +35,7 @@ enum class LoopOp : uint8_t {
   kSqrt,
   kAbs,
   kNeg,
-  kRoundEven,  // to the nearest integer value, ties to even
+  kRoundEven,  // a rounded to the nearest integer value, ties to even
   kFloor,
   kExp2Int,   // 2^a for an integer-valued a in the exponent range of normal numbers: on bits, for f32,
               // (bits(a + 1.5 * 2^23) << 23) + (127 << 23); for f64 likewise with 52 and 1023
@@ -61,12 +61,13 @@ enum class LoopOp : uint8_t {
   kStore,       // operand Instr::index = a
   kCheckIndex,  // reports a (i64) unless it is an index of the picked axis of operand Instr::index (Operand::is_check)
   kScan,        // the sum of a over the columns up to this one, in order: f64, f32 or i64
-  // Over the columns of a row, in the order of ops/reduction_order.h. The maximum of bools is true if any
-  // of them is true.
+  // Reductions over the columns of a row, in the order of ops/reduction_order.h. The maximum of bools is true if any of
+  // them is true.
   kReduceSum,
   kReduceMax,
   kReduceMin,
-  // Over the rows of a chunk, into partial operand Instr::index: f32, f64 or i64.
+  // Reductions over the rows of a chunk. The results go into operand Instr::index, which holds one partial result per
+  // chunk: f32, f64 or i64.
   kColumnSum,
   kColumnMax,
   kColumnMin,
@@ -82,10 +83,11 @@ struct LoopValue {
 class LoopBuilder {
  public:
   virtual ~LoopBuilder() = default;
-  // Input i at the current element, converted to the op's compute type (f32, or f64 if any float operand is f64).
+  // Returns input i at the current element, converted to the op's compute type (f32, or f64 if any float operand is
+  // f64).
   virtual LoopValue input(int i) = 0;
   virtual bool has_input(int i) const = 0;
-  // Float attribute i, as a run-time scalar.
+  // Returns float attribute i, as a run-time scalar.
   virtual LoopValue scalar(int i) = 0;
   virtual int64_t integer(int i) const = 0;
   virtual LoopValue constant(double value, DType type) = 0;
@@ -95,22 +97,22 @@ class LoopBuilder {
   virtual LoopValue reduce(LoopOp op, LoopValue v) = 0;
   // Defines output i; rounds to its dtype.
   virtual void output(int i, LoopValue v) = 0;
-  // trait::Scan: the sum of v over the elements along the op's dimension up to the current one, in order. By default
-  // throws InternalError: only builders of ops that scan override it.
+  // For ops with trait::Scan. Returns the sum of v over the elements along the op's dimension up to the current one, in
+  // order. By default throws InternalError: only builders of ops that scan override it.
   virtual LoopValue scan(LoopValue v);
-  // The index of the current element along dimension `dim` of the op's iteration space, an i64. By default throws
-  // InternalError: only builders of ops that ask for indices override it.
+  // Returns the index of the current element along dimension `dim` of the op's iteration space, an i64. By default
+  // throws InternalError: only builders of ops that ask for indices override it.
   virtual LoopValue index(int dim);
-  // trait::Pick: an element of input `table`. Along dimension ints[0] of the table its index is the value of input
-  // `index`, along all other dimensions it is the index of the current element. By default throws InternalError: only
-  // builders of ops that pick override it.
+  // For ops with trait::Pick. Returns an element of input `table`. Along dimension ints[0] of the table its index is
+  // the value of input `index`, along all other dimensions it is the index of the current element. By default throws
+  // InternalError: only builders of ops that pick override it.
   virtual LoopValue pick(int table, int index);
   // Checks the index that input `index` holds: if it is not in [0, size), the call fails as the op's own kernel does.
   // By default throws InternalError: only builders of ops that check indices override it.
   virtual void check_index(int index, int64_t size);
-  // A random number of the current element of output 0. Input `state`: Note [Random state] in random_state.h, with this
-  // increment. op: kRandomKeep, with float attribute `p`; kRandomFirst or kRandomSecond. By default throws
-  // InternalError: only builders of ops that draw override it.
+  // Returns a random number of the current element of output 0. Input number `state` is the random state, which has
+  // this increment (Note [Random state] in random_state.h). op: kRandomKeep, with float attribute `p`; kRandomFirst or
+  // kRandomSecond. By default throws InternalError: only builders of ops that draw override it.
   virtual LoopValue random(LoopOp op, int state, int64_t increment, int p = -1);
 };
 

@@ -93,14 +93,15 @@ class IntList {
  private:
   static constexpr size_t kFew = kMaxRank + 4;
   void push_back_many(int64_t value);
-  // REQUIRES: size_ and many_ are set. A loop, because a call of memmove takes longer than copying these few numbers.
+  // Copies the first size_ numbers, unless many_ holds them. REQUIRES: size_ and many_ are set. It is a loop, because a
+  // call of memmove takes longer than copying these few numbers.
   void copy_few(const IntList& other) {
     if (many_ == nullptr)
       for (size_t i = 0; i < size_; ++i) few_[i] = other.few_[i];
   }
   size_t size_ = 0;
-  std::unique_ptr<std::vector<int64_t>> many_;  // all of them, if they are more than kFew; else null
-  int64_t few_[kFew];                           // the first size_ of them, if many_ is null
+  std::unique_ptr<std::vector<int64_t>> many_;  // all attributes, if there are more than kFew; else null
+  int64_t few_[kFew];                           // the first size_ attributes, if many_ is null
 };
 
 // The float attributes of a call: at most two. As in IntList, an empty list costs next to nothing.
@@ -132,7 +133,7 @@ class FloatList {
  private:
   static constexpr size_t kMost = 2;
   size_t size_ = 0;
-  SymFloat values_[kMost];  // the first size_ of them
+  SymFloat values_[kMost];  // the first size_ are used
 };
 
 // The arguments of a call that are not tensors. In a compiled region floats are run-time scalars (sym_float.h); ints
@@ -150,9 +151,9 @@ struct SavedSpec {
   uint32_t outputs = 0;
   bool input(size_t i) const { return i < 32 && (inputs >> i & 1u) != 0; }
   bool output(size_t i) const { return i < 32 && (outputs >> i & 1u) != 0; }
-  // A product: the gradient of input 0 reads input 1 and not input 0, that of input 1 reads input 0 and not input 1.
-  // The tape then keeps no operand for a gradient that is not wanted, such as the input of a layer with a frozen
-  // weight.
+  // True for a product: the gradient of input 0 reads input 1 and not input 0, that of input 1 reads input 0 and not
+  // input 1. The tape then keeps no operand for a gradient that is not wanted, such as the input of a layer with a
+  // frozen weight.
   bool product = false;
 };
 
@@ -239,10 +240,10 @@ enum class Epilogue : uint8_t {
   kGeluTanh,
   kWiden,  // a bf16 product's first epilogue: the result stays f32 and is not rounded to bf16
 };
-inline constexpr int kMaxEpilogues = 2;  // of one product
+inline constexpr int kMaxEpilogues = 2;  // at most this many epilogues in one product
 struct EpilogueCall {
   Epilogue kind = Epilogue::kNone;
-  const Tensor* operand = nullptr;  // kAdd
+  const Tensor* operand = nullptr;  // kAdd: the tensor that is added
 };
 
 // A kernel's arguments. Outputs are allocated as `infer` said; for an in-place call output 0 is input 0.
@@ -282,8 +283,8 @@ class GradContext {
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
   int n_outputs() const { return static_cast<int>(grads_out_.size()); }
   void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
-  // Only in ops with `grad_adds`, for input 0: the gradient that has arrived at input 0 so far, undefined if there is
-  // none. The rule then passes the sum of this gradient and its own to set().
+  // Returns the gradient that has arrived at input 0 so far, undefined if there is none. Only for the rules of ops with
+  // `grad_adds`, and only for i = 0. The rule then passes the sum of this gradient and its own to set().
   Tensor take_total(int i) const { return std::exchange(grads_in_[i], Tensor()); }
   // Sums over broadcast dimensions, casts to the input's dtype, and calls set().
   void set_reduced(int i, Tensor grad) const;
@@ -299,8 +300,8 @@ class GradContext {
 class PreparedKernel {
  public:
   virtual ~PreparedKernel() = default;
-  // The addresses of element 0 of the inputs, the operands of epilogues and the outputs, in this order. The address of
-  // an undefined tensor is null.
+  // Runs the kernel. `addresses`: those of element 0 of the inputs, the operands of epilogues and the outputs, in this
+  // order. The address of an undefined tensor is null.
   virtual void run(std::span<std::byte* const> addresses) const = 0;
 };
 
@@ -308,7 +309,7 @@ using InferFn = void (*)(InferContext&);
 using KernelFn = void (*)(const KernelContext&);
 // Prepares the kernel for tensors with the context's shapes, dtypes and strides; reads no data. `variant` 0 gives the
 // kernel's results bit for bit; the other variants compute the same product in another way, and a tuner chooses the
-// fastest. Null: there is no such variant, or only the kernel itself can run this call.
+// fastest. Returns null if there is no such variant, or if only the kernel itself can run this call.
 using PrepareFn = std::unique_ptr<const PreparedKernel> (*)(const KernelContext&, int variant);
 // True if the op's kernel can apply these epilogues to a result of this dtype; `exact`: with the bits of the separate
 // ops.
@@ -384,7 +385,7 @@ struct SumByIndex {
 struct SumSegments {};
 // Output 0 is the same number in every element.
 struct Fill {
-  size_t first_size_int;  // its sizes are the ints from this one on
+  size_t first_size_int;  // the sizes of output 0 are the ints from this index on
   bool zeros = false;     // the number is 0
 };
 // Input 0 is an image; if output 0 is not an image, then input 1 is one, too. The images may have either layout, and
@@ -415,10 +416,11 @@ struct OpDef {
   const ops::ElementwiseBody* body = nullptr;  // elementwise ops: the scalar body, compiled for the host
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
-  LowerFn lower = nullptr;  // null: runs as a library call
+  LowerFn lower = nullptr;  // the op in a generated kernel; null: no generated kernel computes the op itself
   Trait trait = {};
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
-  // Null: elementwise ops and reductions keep the layout (runtime/ops/channels_last.h), others do not.
+  // Makes a call on images that are channels last. Null: elementwise ops and reductions keep the layout
+  // (runtime/ops/channels_last.h), other ops do not.
   ChannelsLastFn channels_last = nullptr;
   // At least 0: the op takes any number of operands, and its last ints hold this many for each operand. A compiler
   // then joins two calls if operand 0 of the second is the result of the first, and if the ints before those of
@@ -441,12 +443,12 @@ struct OpDef {
   // something reads its results.
   bool checks = false;
 
-  // Null: the op has another trait, or none.
+  // Returns the op's trait if it is a T. Returns null if the op has another trait or none.
   template <class T> constexpr const T* as() const { return std::get_if<T>(&trait); }
   template <class T> constexpr bool is() const { return as<T>() != nullptr; }
   constexpr bool is_additive() const { return is<trait::Fold>() && as<trait::Fold>()->additive; }
   constexpr bool fills_zeros() const { return is<trait::Fill>() && as<trait::Fill>()->zeros; }
-  // The input that is a random state, or -1.
+  // Returns the number of the input that is a random state, or -1 if there is none.
   constexpr int32_t random_state() const { return is<trait::Draw>() ? as<trait::Draw>()->state : -1; }
   // True if a call does more than compute its results.
   constexpr bool has_effects() const { return checks || is<trait::Exchange>(); }
@@ -461,7 +463,7 @@ const BackendEntry& entry_of(const OpDef& op, Device device);
 // has no `decompose` either.
 void run_kernel(const KernelContext& context);
 
-// All ops, in a fixed order.
+// Returns all ops, in a fixed order.
 std::span<const OpDef* const> all_ops();
 const OpDef* find_op(std::string_view name);  // null if there is none
 
@@ -472,13 +474,13 @@ void require_defined(const char* op, const TensorArg& operand);
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
-// homes[i]: memory in which the caller wants output i, or undefined. If it does not fit, or if no single kernel
-// computes the output, the output gets other memory.
+// Does the same with `homes`. homes[i]: memory in which the caller wants output i, or undefined. If it does not fit, or
+// if no single kernel computes the output, the output gets other memory.
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs,
           std::span<const Tensor> homes);
 // Writes output 0 into inputs[0]; both have the same dtype and shape. `op` must be elementwise or have `overwrites`.
 void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
-// call(kAdd, {a, b})
+// For calls with operands in braces: call(kAdd, {a, b})
 inline Tensor call(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs = {}) {
   return call(op, std::span<const TensorArg>(inputs.begin(), inputs.size()), std::move(attrs));
 }

@@ -15,8 +15,9 @@ class Recorder {
   // their `recorder` field. For an in-place call outputs[0] is a new handle for the new value of *inputs[0].
   virtual void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                       std::span<Tensor> outputs, bool in_place, std::source_location where) = 0;
-  // Asked about a call before its results are inferred, and before record(). True: the recorder knows the call from an
-  // earlier recording, so it has appended it and made `outputs`. False: nothing has changed.
+  // Called before the results of a call are inferred, and before record(). Returns true if the recorder knows the call
+  // from an earlier recording; it has then appended the call and made `outputs`. If it returns false, nothing has
+  // changed.
   virtual bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                             std::span<Tensor> outputs, std::source_location where);
   // Called when the data of `tensor` is read while its value is only recorded. The recorder runs what is recorded (a
@@ -42,7 +43,7 @@ class Recorder {
 namespace detail {
 extern constinit thread_local Recorder* recorder;
 }
-// The recorder of this thread, or null.
+// Returns the recorder of this thread, or null.
 inline Recorder* active_recorder() { return detail::recorder; }
 
 // While in scope, this thread's ops go to `recorder`; null: they run.

@@ -23,7 +23,7 @@ void piecewise_grad_grad(const OpDef& op, const GradContext& g) {
 
 constexpr OpDef kReluGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return scalar::relu_grad(x, g); }>(
     "relu_grad", {.inputs = kFirst}, [](const GradContext& g) { piecewise_grad_grad(kReluGrad, g); });
-// Not an epilogue of a product, because the library's ReLU turns NaN into 0.
+// ReLU is not an epilogue that a product applies to its own result, because a library's ReLU turns NaN into 0.
 constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return scalar::relu(x); }>(
     "relu", {.inputs = kFirst}, [](const GradContext& g) {
       g.set(0, call(kReluGrad, {g.input(0), g.grad_out()}));
@@ -33,7 +33,7 @@ constexpr OpDef kRelu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sca
 // again.
 
 void decompose_gelu_tanh_grad(std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
-  constexpr double kScale = 0.7978845608028654, kCubic = 0.044715;  // sqrt(2 / pi)
+  constexpr double kScale = 0.7978845608028654, kCubic = 0.044715;  // kScale: sqrt(2 / pi)
   const Tensor &x = in[0], &g = in[1];
   const Tensor t = tanh((x + x * x * x * kCubic) * kScale);
   const Tensor inner = (x * x * (3 * kCubic) + 1.0) * kScale;
@@ -77,7 +77,8 @@ constexpr OpDef kSilu = elementwise<kFloatingOnly, 1, 0, [](auto x) { return sca
 
 // ---- Softplus: ln(1 + e^x)
 
-// Inputs x, grad. This is one op, because grad * sigmoid(x) may lie in the range of f16 even if sigmoid(x) is below it.
+// Inputs x, grad. This is one op and not a product of two: in f16, sigmoid(x) may underflow even if grad * sigmoid(x)
+// does not.
 constexpr OpDef kSoftplusGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) { return g * scalar::sigmoid(x); }>(
     "softplus_grad", {}, nullptr,
     [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) { out[0] = in[1] * sigmoid(in[0]); });
@@ -160,7 +161,7 @@ Tensor clamp(TensorArg x, Scalar low, Scalar high) {
     const Tensor real = x.tensor.to(dtype, x.where);
     return call(kClamp, {{real, x.where}}, {.floats = {low.real(), high.real()}});
   }
-  // A bound outside the dtype's range becomes the nearest number inside.
+  // A bound outside of the dtype's range is replaced by the nearest number that the dtype can hold.
   Tensor result = x.tensor.to(dtype, x.where);
   visit_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;

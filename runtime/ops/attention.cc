@@ -2,12 +2,12 @@
 //
 // Note [Dropped weights]. With dropout both ops have one more input, a random state (Note [Random state]), and the
 //   output is dropout(softmax(scores)) v. Without dropout the calls have no state input. The mask is not stored: the
-//   gradient draws it again from the same state. The weight of query i of head h of batch b for key j takes word j % 4
-//   of Philox counter ((b H + h) Tq + i) ceil(Tk / 4) + j / 4. Each query begins with a fresh counter, so kernels draw
-//   four neighbouring keys at once for any Tk, and the mask equals the one that the op dropout draws for a tensor (B,
-//   H, Tq, Tk rounded up to 4). The logsumexp is computed before dropout, from all scores. The gradient of the weights
-//   before dropout is their gradient after dropout times the mask. The sum of this gradient over keys, weighted by the
-//   weights, still equals the sum of grad * out over D.
+//   gradient draws it again from the same state. The weight of query i of head h of batch b for key j uses number j % 4
+//   of the four random numbers of Philox counter ((b H + h) Tq + i) ceil(Tk / 4) + j / 4. Each query begins with a
+//   fresh counter, so kernels draw four neighbouring keys at once for any Tk, and the mask equals the one that the op
+//   dropout draws for a tensor (B, H, Tq, Tk rounded up to 4). The logsumexp is computed before dropout, from all
+//   scores. The gradient of the weights before dropout is their gradient after dropout times the mask. The sum of this
+//   gradient over keys, weighted by the weights, still equals the sum of grad * out over D.
 #include <cmath>
 #include <limits>
 
@@ -96,7 +96,7 @@ Tensor finite(const Tensor& logits) {
   return where(equal(logits, -std::numeric_limits<double>::infinity()), 0.0, logits);
 }
 
-// The gradient of repeat_heads.
+// Computes the gradient of repeat_heads: sums over the query heads of each group.
 Tensor sum_heads(const Tensor& t, int64_t heads) {
   const Dims s = t.sizes();
   if (s[1] == heads) return t;
@@ -115,10 +115,10 @@ struct PlainAttention {
   }
   static Tensor wide(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 
-  // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf. If all
-  // scores of a row are masked with the lowest finite number, logsumexp is so large that rounding loses log(sum)
-  // (cpu/attention.cc, load_rescale), and exp(scores - logsumexp) is not normalised. For rows with a large logsumexp,
-  // the softmax is computed again from the scores.
+  // Returns the attention weights exp(scores - logsumexp), (B, H, Tq, Tk). They are 0 for a query that may attend to no
+  // key; its logsumexp is -inf. If all scores of a row are masked with the lowest finite number, logsumexp is so large
+  // that rounding loses log(sum) (cpu/attention.cc, load_rescale), and exp(scores - logsumexp) is not normalised. For
+  // rows with a large logsumexp, the softmax is computed again from the scores.
   Tensor weights() const {
     const Tensor scores = plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]);
     const Tensor given = unsqueeze(finite(logsumexp), -1), is_small = less(abs(given), 256.0);
@@ -139,7 +139,7 @@ struct PlainAttention {
   }
 };
 
-// For attention_grad and for attention_scores_grad, which has one more output: the gradient of the masked scores.
+// Decomposes attention_grad, and attention_scores_grad, which has one more output: the gradient of the masked scores.
 void decompose_attention_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   const PlainAttention a(in[3], in[4], in[5], in[6], in[2], in.size() > 7 ? in[7] : Tensor(), attrs);
   const Tensor grad = PlainAttention::wide(in[0]), weights = a.weights();
@@ -206,8 +206,9 @@ void decompose_attention(std::span<const Tensor> in, const Attrs& attrs, std::sp
 
 }  // namespace
 
-// ints: {causal}; floats: {scale}. Inputs q, k, v, mask; outputs out, and logsumexp (B, H, Tq). With dropout also input
-// state i64 (2), ints {causal, increment}, floats {scale, p}: Note [Dropped weights].
+// ints: {causal}; floats: {scale}. Inputs q, k, v, mask; outputs out, and logsumexp (B, H, Tq). With dropout there is
+// one more input, state i64 (2), and the attributes are ints {causal, increment} and floats {scale, p}: Note [Dropped
+// weights].
 constexpr OpDef kAttention = {
     .name = "attention",
     .kind = OpKind::kOpaque,
@@ -234,7 +235,7 @@ constexpr OpDef kAttention = {
             call(of_mask ? kAttentionScoresGrad : kAttentionGrad, {operands, state.defined() ? size_t{8} : size_t{7}},
                  g.attrs(), {grads, of_mask ? size_t{4} : size_t{3}});
           }
-          if (g.grad_out(1).defined()) {  // in second derivatives: logsumexp's gradient is the softmax
+          if (g.grad_out(1).defined()) {  // second derivatives only: d logsumexp / d scores is the softmax
             const PlainAttention a(g.input(0), g.input(1), g.input(2), g.input(3), g.output(1), state, g.attrs());
             const Tensor d_scores = a.weights() * unsqueeze(g.grad_out(1), -1);
             Tensor more[2];

@@ -89,7 +89,7 @@ constexpr OpDef kBitwiseNot = elementwise_without_gradient<BitwiseImpl<Not{}, 1,
 constexpr OpDef kShiftLeft = of_two<ShiftLeft{}, Bools::kRefused>("shift_left");
 constexpr OpDef kShiftRight = of_two<ShiftRight{}, Bools::kRefused>("shift_right");
 
-// floats: {the number}
+// floats: {the scalar operand}
 constexpr OpDef kBitwiseAndScalar = with_scalar<And{}>("bitwise_and_scalar");
 constexpr OpDef kBitwiseOrScalar = with_scalar<Or{}>("bitwise_or_scalar");
 constexpr OpDef kBitwiseXorScalar = with_scalar<Xor{}>("bitwise_xor_scalar");

@@ -32,15 +32,16 @@ constexpr OpDef kCopy = {
     .kind = OpKind::kOpaque,
     .infer = &copy_infer,
     .host = {&cpu::copy_kernel},
-    // Reads the sizes of the target but not its values, so a recording that overwrites the target does not read it
-    // first.
+    // Uses the sizes of the target (input 0) but not its values, so a recording that overwrites the target does not
+    // read it first.
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           out[0] = cast(in[1].sizes() == in[0].sizes() ? in[1] : expand(in[1], in[0].sizes()), in[0].dtype());
         },
     .grad =
         [](const GradContext& g) {
-          // Zeros, not grad times 0: infinity times 0 is NaN.
+          // The result does not depend on the target's old values. The gradient is zeros and not grad * 0, because
+          // infinity * 0 is NaN.
           if (g.needs(0)) g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()}));
           if (g.needs(1)) g.set_reduced(1, g.grad_out());
         },

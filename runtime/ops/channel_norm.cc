@@ -50,7 +50,7 @@ void require_channels(InferContext& c, int x) {
   c.require_floating(x);
   if (c.sizes(x).rank() < 2) c.fail("needs x (B, C, ...)");
 }
-// The statistics of x in the compute dtype. kVarMean reads x in its own dtype, so no converted copy of x is made.
+// Returns the statistics of x in the compute dtype. kVarMean reads x in x's dtype, so no converted copy is made.
 VarAndMean wide_statistics(const Tensor& x, const Dims& dims) {
   Attrs attrs = reduction_attrs("var_mean", x, dims, false);
   attrs.ints.push_back(static_cast<int64_t>(compute_dtype(x.dtype())));
@@ -59,7 +59,8 @@ VarAndMean wide_statistics(const Tensor& x, const Dims& dims) {
   call(kVarMean, {x}, attrs, out);
   return {out[0], out[1]};
 }
-// Checks weight or bias.
+// Fails unless input `operand`, a weight or bias, is undefined or has one number for each channel, in the dtype of
+// input `x` or in its compute dtype.
 void require_affine(InferContext& c, int operand, int x, int64_t channels) {
   if (!c.has(operand)) return;
   if (!(c.sizes(operand) == Dims{channels}))
@@ -68,7 +69,7 @@ void require_affine(InferContext& c, int operand, int x, int64_t channels) {
     c.fail(absl::StrCat("weight and bias must be ", std::string(name_of(c.dtype(x))), " as x is, or ",
                         std::string(name_of(compute_dtype(c.dtype(x))))));
 }
-// x, weight, bias -> y, mean, var
+// Infers the outputs y, mean and var of a norm with the inputs x, weight and bias.
 void channel_norm_infer(InferContext& c, int64_t channels, const Dims& statistics) {
   require_affine(c, 1, 0, channels);
   require_affine(c, 2, 0, channels);
@@ -76,7 +77,8 @@ void channel_norm_infer(InferContext& c, int64_t channels, const Dims& statistic
   c.output(1, compute_dtype(c.dtype(0)), statistics);
   c.output(2, compute_dtype(c.dtype(0)), statistics);
 }
-// grad, x, weight, mean, var -> dx, dweight, dbias; the last two in the dtype of the weight
+// Infers the outputs dx, dweight and dbias for the inputs grad, x, weight, mean and var. dweight and dbias have the
+// dtype of the weight; if there is none, the compute dtype of x.
 void channel_norm_grad_infer(InferContext& c, int channel_dim) {
   require_channels(c, 1);
   const int64_t channels = c.sizes(1)[channel_dim];
@@ -106,7 +108,7 @@ bool has_no_values(std::span<const Tensor> in, int channel_dim, std::span<Tensor
 template <int kImages>
 void normalise_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                              std::span<Tensor> outputs) {
-  Tensor images[kImages];  // operands refer to them
+  Tensor images[kImages];  // `operands` refers to these tensors
   std::vector<TensorArg> operands;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const TensorArg& input = inputs[i];
@@ -147,8 +149,8 @@ void decompose_batch_norm_grad(std::span<const Tensor> in, const Attrs& attrs, s
   const Tensor sum_g = sum(g, others), sum_gx = sum(g * centred, others) * rstd;
   const Tensor level = sum_g * inverse, slope = sum_gx * rstd * inverse;
   const Tensor scale = weight.defined() ? rstd * weight : rstd;
-  // Not (x - mean) slope, although that is more exact: a compiler would store x - mean between the sums and this
-  // expression, instead of reading x again.
+  // dx is not computed from (x - mean) slope, although that is more exact: a compiler would store x - mean between the
+  // sums and this expression, instead of reading x again.
   const Tensor offset = level - mean * slope;
   out[0] = ((g - spread(offset) - x * spread(slope)) * spread(scale)).to(in[1].dtype());
   out[1] = sum_gx.to(affine_dtype(in));
@@ -163,12 +165,12 @@ Tensor per_channel(const Tensor& t, int64_t channels) {
   if (groups == channels) return t;
   return reshape(expand(unsqueeze(t, 2), {batch, groups, channels / groups}), {batch, channels});
 }
-// The sums of the numbers of each group: (B, C) -> (B, groups)
+// Sums the numbers of each group: (B, C) -> (B, groups)
 Tensor per_group(const Tensor& t, int64_t groups) {
   return sum(reshape(t, {t.size(0), groups, t.size(1) / groups}), {2});
 }
 
-// The number of pixels of one example. It is computed without the batch size, which may be 0.
+// Returns the number of pixels of one example. It is computed without the batch size, which may be 0.
 int64_t pixels(const Dims& x) {
   int64_t n = 1;
   for (int d = 2; d < x.rank(); ++d) n *= x[d];

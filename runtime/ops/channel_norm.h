@@ -5,10 +5,10 @@
 
 namespace rondo::ops {
 
-// Mean and variance of each channel of x, in the compute dtype; the variance divides by the number of values.
-// `channels`: the dimension of the channels.
+// Returns mean and variance of each channel of x, in the compute dtype. The variance divides by the number of values.
+// `channels`: the dimension of x that holds the channels.
 VarAndMean channel_statistics(const Tensor& x, int channels);
-// The dimension of the channels of a call of batch_norm or its gradient.
+// Returns the dimension that holds the channels, from the attributes of a call of batch_norm or its gradient.
 int channel_dim(const Attrs& attrs);
 
 }  // namespace rondo::ops

@@ -43,8 +43,8 @@ Tensor with_dense_strides(const Tensor& x, const Dims& strides) {
 
 namespace {
 
-// True if results depend on the order of elements: random numbers, and indices into a table, belong to the elements in
-// their usual order.
+// True if the results of `op` depend on the order in which elements are numbered: random numbers, and indices into a
+// table, belong to the elements in the usual order (B, C, H, W).
 bool elements_have_an_order(const OpDef& op) { return op.is<trait::Pick>() || op.random_state() >= 0; }
 
 // Reduces (B, H, W, C), and lays out the results as those of (B, C, H, W).
@@ -64,7 +64,7 @@ bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, co
       output = channels_to_front(output).contiguous();
       continue;
     }
-    // Brings the dimensions that are left into their order in (B, C, H, W).
+    // Puts the dimensions that are left into the order that they have in (B, C, H, W).
     Dims order;
     for (int d = 0; d < kRank; ++d) {
       if (mask >> d & 1) continue;
@@ -115,7 +115,7 @@ bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> input
 
 void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs) {
-  std::vector<Tensor> views;  // operands refer to them
+  std::vector<Tensor> views;  // `operands` refers to these tensors
   views.reserve(inputs.size());
   std::vector<TensorArg> operands;
   for (const TensorArg& input : inputs) {

@@ -17,24 +17,25 @@ namespace rondo {
 // strides do not decrease in the order C, W, H, B, not even those of dimensions of size 1. If C, H and W are 1 and have
 // equal strides, the tensor has the usual layout.
 bool is_channels_last(const Dims& sizes, const Dims& strides);
-// The strides of a dense tensor (B, C, H, W) that is channels last.
+// Returns the strides of a dense tensor (B, C, H, W) that is channels last.
 Dims channels_last_strides(const Dims& sizes);
 
 // True for a tensor (B, C, H, W) that is channels last and not dense in the usual layout.
 bool lies_channels_last(const Tensor& x);
-// (B, C, H, W) -> (B, H, W, C), and back. Views.
+// Return views with permuted dimensions: of x (B, C, H, W) as (B, H, W, C), and of x (B, H, W, C) as (B, C, H, W).
 Tensor channels_to_back(const TensorArg& x);
 Tensor channels_to_front(const TensorArg& x);
 // Views an op's result on (B, H, W, C) as the result (B, C, H, W) of the user's call. To the user the result
 // is not a view.
 Tensor result_to_front(const Tensor& result, std::source_location where);
-// Where dimension `dim` of (B, C, H, W) is in (B, H, W, C).
+// Returns the dimension of (B, H, W, C) that is dimension `dim` of (B, C, H, W).
 constexpr int dim_at_back(int dim) { return dim == 0 ? 0 : dim == 1 ? 3 : dim - 1; }
-// Returns x with these strides, copied if necessary. They are those of a dense tensor in the usual layout or in
-// channels last.
+// Returns x with these strides, copied if it has others. REQUIRES: they are the strides of a dense tensor in the usual
+// layout or in channels last.
 Tensor with_dense_strides(const Tensor& x, const Dims& strides);
 
-// For call(): tells whether the results of an elementwise op are channels last, and makes the call of such an op.
+// Both for call(). The first returns true if the results of this call of an elementwise op are channels last; the
+// second makes such a call.
 bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs);
 void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs);
@@ -42,7 +43,7 @@ void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
 // channels last, too. Returns false, and makes no call, if the op does not keep the layout.
 bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs);
-// The value of OpDef::channels_last for ops whose usual call keeps the layout.
+// Makes the usual call. It is OpDef::channels_last of ops whose usual call keeps the layout.
 void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs);
 // A fast test to run first: if it returns false, results_are_channels_last() would return false, too.
 inline bool may_be_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {

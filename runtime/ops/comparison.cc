@@ -12,7 +12,8 @@ namespace rondo::ops {
 // ---- Comparisons: bool outputs, no gradient
 
 namespace {
-// Returns the scalar operand of the op (floats[0]) as a value of the type of `x`. If x is bool: whether it is not 0.
+// Returns the scalar operand of the op (floats[0]) as a value of the type of `x`. If x is bool, returns true for every
+// number but 0.
 LoopValue number_like(LoopBuilder& b, LoopValue x) {
   const LoopValue s = b.scalar(0);
   return x.type == kBool ? scalar::ne(s, scalar::constant(s, 0.0)) : s;
@@ -89,7 +90,7 @@ constexpr OpDef kGreaterEqualScalar = number_comparison<Swapped<LessEqual>{}>("g
 
 namespace {
 
-// Elements are only moved, so their width is all that matters.
+// where() only copies elements, so one function serves all dtypes of the same width.
 template <size_t kBytes> struct UnsignedOf;
 template <> struct UnsignedOf<1> { using type = uint8_t; };
 template <> struct UnsignedOf<2> { using type = uint16_t; };
@@ -133,8 +134,8 @@ constexpr OpDef kWhere = {
     .lower = [](LoopBuilder& b) { b.output(0, scalar::select(b.input(0), b.input(1), b.input(2))); },
 };
 
-// Inputs condition, x. floats: {the number}. Where the condition equals kNumber, the result is the number; elsewhere it
-// is x.
+// Inputs condition, x. floats: {the number}. The result is the number where the condition equals kNumber, and x where
+// it does not.
 template <bool kNumber> struct NumberWhereImpl {
   static void infer(InferContext& c) {
     Dims sizes;

@@ -46,7 +46,7 @@ std::string text(Extent e, int spatial) {
 }  // namespace
 
 namespace {
-// True if a number is below `least`, or so large that sums of a few products could overflow.
+// True if a number is below `least` or above kMost. Sums of a few products of numbers up to kMost do not overflow.
 constexpr int64_t kMost = int64_t{1} << 30;
 bool outside(Extent e, int64_t least) { return std::min(e[0], e[1]) < least || std::max(e[0], e[1]) > kMost; }
 // Returns the message for numbers that are outside(). `too_small`: the text for numbers below the least value.
@@ -154,7 +154,7 @@ struct Parts {
     }
     return reshape(part, {B, conv.groups, C / conv.groups, pixels()});
   }
-  // The gradient of read(): its result has the size of all of padded x.
+  // Computes the gradient of read(). The result has the size of padded x.
   Tensor read_grad(const Tensor& grad, int64_t i, int64_t j) const {
     Tensor part = reshape(grad, {B, C, output[0], output[1]});
     const Extent at = {i, j};
@@ -351,7 +351,7 @@ void pad(Convolution& conv, const ConvPadding<N>& p, Extent kernel, const char* 
     conv.after[at] = all - all / 2;  // as in PyTorch, the odd zero is at the end
   }
 }
-// (B, C, W) as (B, C, 1, W).
+// Views (B, C, W) as (B, C, 1, W).
 Tensor with_height(const Tensor& t) { return unsqueeze(t, 2); }
 
 }  // namespace
@@ -415,7 +415,7 @@ Tensor conv_transpose2d(TensorArg x, TensorArg weight, TensorArg bias, ConvTrans
     options.output_padding = {rest(0), rest(1)};
     return conv_transpose2d({longer, x.where}, weight, bias, options);
   }
-  // Checks the convolution that maps the result to the input: this call computes its gradient.
+  // Checks the convolution whose gradient this call computes. That convolution maps the result to the input.
   if (const std::string problem = conv.problem({in[0], channels, size[0], size[1]}, w); !problem.empty())
     fail(kOp, x, weight, problem);
   const CalledAs name(kOp, kConv2dGradInput.name);

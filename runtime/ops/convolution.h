@@ -29,9 +29,9 @@ struct Convolution {
   Attrs attrs(Extent size) const;
   static Extent size_in(const Attrs& attrs) { return {attrs.ints[kInts], attrs.ints[kInts + 1]}; }
 
-  // The number of elements from the first to the last that a kernel of this size reads, both included.
+  // Returns the number of elements from the first to the last that a kernel of this size reads, both included.
   int64_t reach(int dim, int64_t kernel) const { return (kernel - 1) * dilation[dim] + 1; }
-  // REQUIRES: problem() has found nothing wrong.
+  // Returns the size of the output along dimension `dim`. REQUIRES: problem() has returned an empty string.
   int64_t output_size(int dim, int64_t input, int64_t kernel) const {
     return (input + before[dim] + after[dim] - reach(dim, kernel)) / stride[dim] + 1;
   }

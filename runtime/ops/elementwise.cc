@@ -11,7 +11,7 @@
 
 namespace rondo::ops {
 
-// ---- Two tensors
+// ---- Ops of two tensors
 
 void add_grad(const GradContext& g) {
   if (g.needs(0)) g.set_reduced(0, g.grad_out());
@@ -42,7 +42,7 @@ constexpr OpDef kDiv = elementwise<kFloatingOnly, 2, 0, [](auto a, auto b) { ret
       if (g.needs(1)) g.set_reduced(1, call(kDivGrad, {g.input(0), g.input(1), g.grad_out()}));
     });
 
-// ---- A tensor and a run-time scalar
+// ---- Ops of a tensor and a run-time scalar
 
 constexpr OpDef kAddScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return wrapping_add(a, s); }>(
     "add_scalar", {}, [](const GradContext& g) { g.set(0, g.grad_out()); });
@@ -62,7 +62,7 @@ constexpr OpDef kRdivScalar = elementwise<kFloatingOnly, 1, 1, [](auto a, auto s
       g.set(0, call(kRdivScalarGrad, {g.input(0), g.grad_out()}, g.attrs()));
     });
 
-// ---- One tensor
+// ---- Ops of one tensor
 
 constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return wrapping_neg(x); }>(
     "neg", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
@@ -71,7 +71,7 @@ constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return wrapping_
 
 namespace {
 
-// PyTorch refuses to subtract bools, too: users nearly always mean "not".
+// Throws Error for a bool operand of a subtraction, as PyTorch does: users nearly always mean logical "not".
 void require_no_bool(const char* op, TensorArg x) {
   require_defined(op, x);
   if (x.tensor.dtype() == kBool) throw_op_error(op, "cannot subtract bool tensors; cast to a number first", x.where);

@@ -19,12 +19,12 @@ inline constexpr int kMaxElementwiseInputs = 3;
 struct ElementwiseRun {
   std::byte* out = nullptr;
   std::array<const std::byte*, kMaxElementwiseInputs> in = {};
-  int64_t out_stride = 1;                                   // elements, along a row
-  std::array<int64_t, kMaxElementwiseInputs> strides = {};  // likewise
+  int64_t out_stride = 1;                                   // output: from element to element of a row, in elements
+  std::array<int64_t, kMaxElementwiseInputs> strides = {};  // the same for each input
   int64_t n = 0;
   int64_t rows = 1;
-  int64_t out_step = 0;                                   // bytes, from row to row
-  std::array<int64_t, kMaxElementwiseInputs> steps = {};  // likewise
+  int64_t out_step = 0;                                   // output: from row to row, in bytes
+  std::array<int64_t, kMaxElementwiseInputs> steps = {};  // the same for each input
 };
 // The innermost loops of one op for one dtype. `scalars`: the op's float attributes.
 using ElementwiseRunFn = void (*)(const ElementwiseRun& run, const double* scalars);
@@ -34,7 +34,7 @@ struct ElementwiseBody {
   ElementwiseRunFn run[kNumDTypes] = {};  // by the dtype of the last input; null: `infer` refuses the dtype
 };
 
-// The body for elements of the types T. `run_of(TypeTag<T>{})` gives the function for one of them.
+// Returns the body for elements of the types T. `run_of(TypeTag<T>{})` returns the function for one type.
 template <class... T, class RunOf> constexpr ElementwiseBody elementwise_body(int inputs, RunOf run_of) {
   ElementwiseBody body{.inputs = inputs};
   ((body.run[static_cast<int>(dtype_of<T>)] = run_of(TypeTag<T>{})), ...);
@@ -49,8 +49,8 @@ template <class T> ComputeType<T> element(const std::byte* from, int64_t i) {
   return static_cast<ComputeType<T>>(reinterpret_cast<const T*>(from)[i]);
 }
 
-// out[i] = compute(in0[i], in1[i], ...), computed in ComputeType. `compute` is a copy: a store into `out` cannot change
-// it, so the loops vectorise.
+// Sets out[i] to compute(in0[i], in1[i], ...), computed in ComputeType. `compute` is a copy: a store into `out` cannot
+// change it, so the loops vectorise.
 template <class Out, class... In, class Compute>
 [[gnu::always_inline]] inline void elementwise_run(const ElementwiseRun& run, Compute compute) {
   [&]<size_t... I>(std::index_sequence<I...>) {

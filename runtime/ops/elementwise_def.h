@@ -14,7 +14,7 @@
 
 namespace rondo::ops {
 
-enum Domain { kFloatingOnly, kNumeric };  // kNumeric: also i64, i32, u8
+enum Domain { kFloatingOnly, kNumeric };  // kNumeric: floats, i64, i32 and u8
 
 template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct ElementwiseImpl {
   static_assert(kInputs >= 1 && kInputs <= kMaxElementwiseInputs);
@@ -62,7 +62,8 @@ template <Domain kDomain, int kInputs, int kScalars, auto kBody> struct Elementw
   }
 };
 
-// `saved` and `grad` as in OpDef. `decompose` is needed only by gradient ops, to be differentiated once more.
+// Defines an elementwise op. `saved` and `grad` are those of OpDef. Only a gradient op without `grad` needs
+// `decompose`: its own gradient is that of its decomposition.
 template <Domain kDomain, int kInputs, int kScalars, auto kBody>
 constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, DecomposeFn decompose = nullptr,
                             AmpPolicy amp = AmpPolicy::kNone) {
@@ -79,7 +80,8 @@ constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, Deco
                .lower = &Impl::lower};
 }
 
-// Elementwise ops whose results have no gradient. Impl has `infer`, kHostBody and `lower`, as ElementwiseImpl has.
+// Defines an elementwise op whose result has no gradient. Impl has `infer`, kHostBody and `lower`, as ElementwiseImpl
+// has.
 template <class Impl> constexpr OpDef elementwise_without_gradient(const char* name) {
   return OpDef{.name = name,
                .kind = OpKind::kElementwise,

@@ -101,7 +101,8 @@ constexpr OpDef kEmbedding = {
     .checks = true,
 };
 
-// As kEmbedding, for a table of any dtype. index_select calls it on its operand, reshaped to a table.
+// Like kEmbedding, but for a table of any dtype. The public function index_select() reshapes its operand to a table and
+// calls this op.
 constexpr OpDef kIndexSelect = {
     .name = "index_select",
     .kind = OpKind::kOpaque,

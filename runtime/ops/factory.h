@@ -12,17 +12,17 @@ namespace rondo::ops {
 // compiler cannot mistake it for a size: only n is one. floats: {first, step}. If these are integers and one of them is
 // not exact as a double, both follow in ints, too, and the call is never recorded.
 extern const OpDef kArange;
-// Returns the number of elements from `first` on that lie before `end`. Throws Error unless all are finite and `step`
-// leads towards `end`.
+// Returns the number of elements from `first` on that lie before `end`. Throws Error unless the three numbers are
+// finite and `step` leads towards `end`.
 int64_t arange_size(double first, double end, double step, std::source_location where);
 // Throws the Error of a step that leads away from `end`.
 [[noreturn]] void throw_wrong_step(double first, double end, double step, std::source_location where);
 // Returns the attributes of kArange for n elements of `dtype`. Elements of integer dtypes are computed in i64.
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
 
-// Every element is the value, converted. Takes no operand, or an f64 scalar that only says on which device the result
-// lies. ints: {-dtype, sizes...}, with the dtype negated as in kArange; floats: {value}. kZeros has the value 0 and no
-// floats.
+// Sets every element to the value, converted to the dtype of the result. Takes no operand, or an f64 scalar that only
+// says on which device the result lies. ints: {-dtype, sizes...}, with the dtype negated as in kArange; floats:
+// {value}. kZeros has the value 0 and no floats.
 extern const OpDef kFilled, kZeros;
 // Calls kFilled or kZeros. Returns an undefined tensor for calls that are never recorded: for a scalar, which would be
 // a kernel launch of its own, and for an integer that is not exact as a double.

@@ -1,5 +1,5 @@
-// Elements picked by index, and orders: gather, scatter, sort, top-k, argmax, running sums. `dim` is ints[0] unless
-// noted.
+// Ops that read or write elements by index (gather, scatter), that order elements (sort, topk, argmax), and running
+// sums. In the attributes, `dim` is ints[0] unless a comment says otherwise.
 #include <bit>
 
 #include "absl/strings/str_cat.h"
@@ -228,7 +228,8 @@ constexpr OpDef kWriteRows = {
     .fuse_parts = false,
 };
 
-// Integers and bools add up in i64, floats in f64. ints: {dim, reverse}
+// The sum of integers or bools is computed in i64, that of floats in f64 and rounded to their dtype. ints: {dim,
+// reverse}
 constexpr OpDef kCumsum = {
     .name = "cumsum",
     .kind = OpKind::kOpaque,
@@ -311,7 +312,7 @@ Tensor select_slices(const TensorArg& x, int d, const TensorArg& index) {
   if (at.rank() != 1)
     throw_op_error("index_select", "index must have shape (N), got " + to_string(at.sizes()), index.where);
   if (x.tensor.rank() == 0) throw_op_error("index_select", "a scalar has no dimension to select from", x.where);
-  // x as a table with a row for each index along dim.
+  // Makes x a table with a row for each index along dim.
   const Tensor front = transpose(x, 0, d);
   Dims sizes = front.sizes();
   const int64_t rows = sizes[0];
@@ -342,8 +343,8 @@ void require_comparable(InferContext& c) {
 
 namespace {
 
-// The first column that holds the best value. NaN is the best value; it is tested for separately
-// because it equals nothing.
+// Finds the first column that holds the best value. NaN is the best value; a separate test finds it, because it equals
+// nothing.
 void lower_argmax(LoopBuilder& b) {
   const LoopValue x = b.input(0);
   const LoopValue best = b.reduce(b.integer(2) != 0 ? LoopOp::kReduceMin : LoopOp::kReduceMax, x);

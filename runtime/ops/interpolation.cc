@@ -66,7 +66,7 @@ Taps::Taps(int64_t from, int64_t size, const Interpolation& how) : width(0), siz
 
 namespace {
 
-// The Taps of one dimension as tensors, for an image like `like`.
+// The Taps of one dimension as tensors, on the device of `like`.
 struct TapTensors {
   int64_t width;
   Tensor pixel, weight;  // (width, size)
@@ -106,7 +106,7 @@ struct TapTensors {
   }
 
   Tensor pixels(int64_t tap) const { return select(pixel, 0, tap); }
-  // `x` times the weights along dimension `dim`.
+  // Multiplies `x` along dimension `dim` by the weights of tap number `tap`.
   Tensor weighted(const Tensor& x, int dim, int64_t tap) const {
     if (!weight.defined()) return x;
     Dims beside = {weight.size(1)};
@@ -130,7 +130,7 @@ void decompose_interpolate(std::span<const Tensor> in, const Attrs& attrs, std::
     }
     y = sum;
   }
-  out[0] = y.is_same(in[0]) ? y.clone() : y.to(in[0].dtype());  // the caller may write to it
+  out[0] = y.is_same(in[0]) ? y.clone() : y.to(in[0].dtype());  // not in[0] itself, because the caller may write to it
 }
 
 void decompose_interpolate_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
@@ -159,7 +159,7 @@ void require_sizes(const Dims& x, Extent size, absl::FunctionRef<void(const std:
   }
 }
 
-// The result is an image of the size that the attributes name, in the layout of input 0.
+// Infers the result: an image of the size that the attributes name, in the layout of input 0.
 void infer_resized(InferContext& c) {
   c.require_floating(0);
   const Dims& x = c.sizes(0);
@@ -176,7 +176,7 @@ void infer_resized(InferContext& c) {
 
 }  // namespace
 
-// Input x (B, C, H, W) -> (B, C, h, w). ints: {h, w} and those of Interpolation
+// Interpolates x (B, C, H, W) to (B, C, h, w). ints: {h, w} and those of Interpolation
 constexpr OpDef kInterpolate = {
     .name = "interpolate",
     .kind = OpKind::kOpaque,
@@ -192,7 +192,8 @@ constexpr OpDef kInterpolate = {
     .fuse_parts = false,
 };
 
-// The gradient (B, C, h, w) of a result -> that of x (B, C, H, W). ints: {H, W} and those of Interpolation
+// Computes the gradient of x (B, C, H, W) from the gradient of the result (B, C, h, w). ints: {H, W} and those of
+// Interpolation
 constexpr OpDef kInterpolateGrad = {
     .name = "interpolate_grad",
     .kind = OpKind::kOpaque,
@@ -221,7 +222,7 @@ Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
   if (how.antialias && nearest) fail("antialias is for bilinear and bicubic interpolation");
   const DType dtype = x.tensor.dtype();
   if (is_floating(dtype)) return call(kInterpolate, {x}, how.attrs({size[0], size[1]}));
-  // Integers, such as masks, which have no gradient.
+  // x holds integers, such as a mask. They have no gradient, so the result is a lookup and not a call of kInterpolate.
   if (!nearest)
     fail(absl::StrCat(how.taps == 2 ? "bilinear" : "bicubic", " interpolation needs floating point, got ",
                       std::string(name_of(dtype)), "; kNearest keeps integers as they are"));

@@ -13,13 +13,13 @@ namespace rondo::ops {
 // The most pixels along one dimension, so that host tables with an entry for each pixel fit into memory.
 inline constexpr int64_t kMostPixels = int64_t{1} << 28;
 
-// Along a dimension whose size does not change, pixels are copied.
+// How an image is interpolated. Along a dimension whose size does not change, pixels are copied.
 struct Interpolation {
   int64_t taps = 1;  // pixels of a result along a dimension. 1: the nearest, floor(i from / size); 2: linear; 4: cubic
   bool align_corners = false;
   bool antialias = false;
 
-  // The ints of a call: h and w of the image that is no operand (the result; for the gradient, x),
+  // The ints of a call: the size {h, w} of the image that is not an operand (of the result; for the gradient, of x),
   // then the fields above.
   static constexpr size_t kInts = 5;
   static Interpolation of(const Attrs& attrs) { return {attrs.ints[2], attrs.ints[3] != 0, attrs.ints[4] != 0}; }
@@ -38,10 +38,10 @@ struct Resampling {
   int64_t from, size;
   Interpolation how;
   double distance;  // between neighbouring results
-  double unit;      // in which d is measured
+  double unit;      // the distance that counts as 1 in d
   double reach;     // pixels farther away have no weight
   double a;         // the coefficient of the cubic
-  int64_t width;    // pixels of a result. 1: a copy of the nearest one
+  int64_t width;    // pixels that contribute to one result. 1: the result is a copy of the nearest pixel
 
   Resampling(int64_t from, int64_t size, const Interpolation& how);
   bool align_corners() const { return how.align_corners && !how.antialias; }

@@ -12,7 +12,7 @@
 
 namespace rondo::cpu {
 
-// loops.cc: every op with a body.
+// loops.cc: runs every elementwise op that has a scalar body (OpDef::body).
 void elementwise_kernel(const KernelContext& context);
 
 // cast.cc

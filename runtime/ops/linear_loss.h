@@ -21,8 +21,8 @@ struct LinearLossAttrs {
       : chunk_rows(attrs.ints[2]), product_dtype(attrs.ints[3]), wanted(attrs.ints[4]) {}
   bool wants(int operand) const { return wanted >> operand & 1; }
   DType dtype_of_products(DType x) const { return product_dtype < 0 ? x : static_cast<DType>(product_dtype); }
-  // The number of rows of logits that are computed at once: that of every chunk but the last. `rows`, `cols`: the sizes
-  // of all logits. `most_logits`: the limit for a chunk, unless chunk_rows is given.
+  // Returns the number of rows of logits that are computed at once. Every chunk but the last has this number of rows.
+  // `rows`, `cols`: the sizes of all logits. `most_logits`: the limit for a chunk, unless chunk_rows is given.
   int64_t rows_at_once(int64_t rows, int64_t cols, int64_t most_logits) const {
     const int64_t most = chunk_rows > 0 ? chunk_rows : std::max<int64_t>(1, most_logits / std::max<int64_t>(cols, 1));
     const int64_t chunks = std::max<int64_t>(1, (rows + most - 1) / most);

@@ -73,7 +73,7 @@ constexpr OpDef kCrossEntropy = {
           Tensor grad;
           if (g.grad_out(0).defined())
             grad = call(kCrossEntropyGrad, {g.grad_out(0), g.input(0), g.input(1), g.output(1)}, g.attrs());
-          if (g.grad_out(1).defined()) {  // in second derivatives: logsumexp's gradient is the softmax
+          if (g.grad_out(1).defined()) {  // second derivatives only: d logsumexp / d logits is the softmax
             const Dims column = {g.input_sizes(0)[0], 1};
             const Tensor logits = g.input(0).to(g.output(1).dtype());
             const Tensor more = exp(logits - reshape(g.output(1), column)) * reshape(g.grad_out(1), column);
@@ -90,7 +90,7 @@ namespace {
 
 constexpr int kOperands = 3;  // x, weight, bias
 
-// Operands from `first` on: x, weight, bias, target.
+// Checks the operands x, weight, bias and target, which are the inputs from `first` on.
 void require_head(InferContext& c, int first) {
   const int x = first, weight = first + 1, bias = first + 2, target = first + 3;
   c.require_floating(x);
@@ -104,7 +104,8 @@ void require_head(InferContext& c, int first) {
   if (c.dtype(target) != kI64 || !(c.sizes(target) == Dims{c.sizes(x)[0]}))
     c.fail("target must be i64 or i32 of shape (N)");
 }
-// Gradients that are not wanted have no elements.
+// Infers the gradients of x, weight and bias as outputs from `output` on. Gradients that are not wanted have no
+// elements.
 void infer_gradients(InferContext& c, int first, int output) {
   c.require_floating(first);
   for (int i = 0; i < kOperands; ++i) {
@@ -123,7 +124,7 @@ struct WholeHead {
   Tensor logits;           // in the dtype of the given x
   WholeHead(std::span<const Tensor> in, const Attrs& attrs) {
     const DType given = in[0].dtype(), lower = LinearLossAttrs(attrs).dtype_of_products(given);
-    x = in[0].to(lower).contiguous();  // products may sum in another order for another layout
+    x = in[0].to(lower).contiguous();  // a product may sum in another order if the layout is another
     weight = in[1].to(lower).contiguous();
     bias = in[2].defined() ? in[2].to(lower) : Tensor();
     logits = linear(x, weight, bias).to(given);

@@ -13,7 +13,7 @@ Tensor zeros_for(const GradContext& g, int i) {
 
 }  // namespace
 
-// ---- Two tensors. Equal operands share the gradient evenly; NaN in either gives NaN.
+// ---- Maximum and minimum. Equal operands share the gradient evenly; if either operand is NaN, the result is NaN.
 
 struct Maximum {
   template <class T> auto operator()(T a, T b) const {
@@ -38,7 +38,7 @@ void set_share(const GradContext& g, int mine, Tensor (*lost)(TensorArg, TensorA
   const Tensor all_or_half = where(equal(a, b), grad * 0.5, grad);
   g.set_reduced(mine, where(lost(a, b), 0.0, all_or_half));
 }
-// As set_share(), for a tensor and a number.
+// Does the same as set_share() for a tensor and a number.
 template <const OpDef& kLost> void number_share(const GradContext& g) {
   const Tensor &a = g.input(0), &grad = g.grad_out();
   const Tensor all_or_half = where(call(kEqualScalar, {a}, g.attrs()), grad * 0.5, grad);
@@ -57,13 +57,13 @@ constexpr OpDef kMinimum = elementwise<kNumeric, 2, 0, Minimum{}>("minimum", {.i
                                                                       set_share(g, i, &greater);
                                                                   });
 
-// floats: {the number}
+// floats: {the scalar operand}
 constexpr OpDef kMaximumScalar = elementwise<kNumeric, 1, 1, Maximum{}>("maximum_scalar", {.inputs = kFirst},
                                                                         &number_share<kLessScalar>);
 constexpr OpDef kMinimumScalar = elementwise<kNumeric, 1, 1, Minimum{}>("minimum_scalar", {.inputs = kFirst},
                                                                         &number_share<kGreaterScalar>);
 
-// ---- One tensor
+// ---- Ops of one tensor
 
 struct Abs {
   template <class T> auto operator()(T x) const {
@@ -194,14 +194,14 @@ Tensor pow(TensorArg x, Scalar exponent) {
   require_defined("pow", x);
   // The square is a product, because the kernel for other exponents takes a logarithm, which costs more.
   if (is_floating(x.tensor.dtype()) && exponent.real() == 2.0) {
-    const bool widens = amp::autocast_dtype() && is_low_precision(x.tensor.dtype());  // as kPowScalar does
+    const bool widens = amp::autocast_dtype() && is_low_precision(x.tensor.dtype());  // as autocast does for kPowScalar
     const Tensor base = widens ? x.tensor.to(kF32, x.where) : x.tensor;
     return call(kMul, {{base, x.where}, {base, x.where}});
   }
   if (is_floating(x.tensor.dtype()) || !exponent.is_integer())
     return call_floating(kPowScalar, x, {.floats = {exponent.real()}});
   if (exponent.integer() < 0) throw_op_error("pow", "an integer has no negative power; cast it to a float", x.where);
-  // By repeated squaring; the result wraps around as a product does.
+  // Computes the power by repeated squaring; the result wraps around as a product does.
   Tensor square = x.tensor.to(promote(x.tensor.dtype(), exponent), x.where);
   Tensor result = Tensor::ones(square.sizes(), {square.dtype(), square.device()});
   for (int64_t rest = exponent.integer(); rest > 0; rest /= 2) {

@@ -41,7 +41,7 @@ void linear_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 
-// (..., C) -> (rows, C), also where C is 0.
+// Reshapes (..., C) to (rows, C). C may be 0.
 Tensor as_rows(const Tensor& t) {
   int64_t rows = 1;
   for (int i = 0; i + 1 < t.rank(); ++i) rows *= t.sizes()[i];

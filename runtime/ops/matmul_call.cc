@@ -25,7 +25,7 @@ MatrixStrides normal(int64_t batch, int64_t rows, int64_t columns, MatrixStrides
   return s;
 }
 
-// True if a library can read the last two dimensions as they are.
+// True if a library can read the matrices in the last two dimensions without a copy.
 bool readable(const Tensor& t) {
   const int rank = t.rank();
   const int64_t rows = t.sizes()[rank - 2], cols = t.sizes()[rank - 1];

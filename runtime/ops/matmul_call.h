@@ -21,7 +21,7 @@ namespace rondo {
 struct MatrixStrides {
   constexpr MatrixStrides(int64_t row, int64_t column, int64_t batch = 0) : row(row), column(column), batch(batch) {}
   int64_t row, column;
-  int64_t batch;  // from one matrix to the next; 0: all products share one
+  int64_t batch;  // from one matrix to the next; 0: all products use the same matrix
   friend bool operator==(const MatrixStrides&, const MatrixStrides&) = default;
   template <class H> friend H AbslHashValue(H h, const MatrixStrides& s) {
     return H::combine(std::move(h), s.row, s.column, s.batch);
@@ -42,11 +42,11 @@ struct MatmulCall {
   int64_t batch, m, n, k;
   MatrixStrides a, b, c;
   bool bias = false;                                   // a row of n, added to every row
-  std::array<Epilogue, kMaxEpilogues> epilogues = {};  // those that the device's library can do
-  // By epilogue: true if its operand is C, with the values from before the product.
+  std::array<Epilogue, kMaxEpilogues> epilogues = {};  // those that the device's library applies
+  // For each epilogue: true if its operand is the memory of C with its values from before the product.
   std::array<bool, kMaxEpilogues> in_place = {};
   DType result_dtype() const { return wide ? kF32 : dtype; }
-  // The same product of dense matrices of another dtype, without bias and epilogues.
+  // Returns the same product of dense matrices of another dtype, without bias and epilogues.
   MatmulCall with_dense_operands(DType dtype) const;
   friend bool operator==(const MatmulCall&, const MatmulCall&) = default;
   template <class H> friend H AbslHashValue(H h, const MatmulCall& c) {
@@ -74,11 +74,11 @@ struct MatmulPlan {
   bool copy_a = false, copy_b = false;
   bool readable() const { return !copy_a && !copy_b; }
 
-  // The operands of a piece. `base`: those of the call.
+  // Returns the operands of a piece. `base`: the operands of the whole call.
   MatmulOperands at(const MatmulOperands& base, const Piece& piece) const;
 };
 
-// Plan functions read shapes and strides, no data. REQUIRES: the inner dimension is not 0.
+// Return the plan of a call. They read shapes and strides, but no data. REQUIRES: the inner dimension is not 0.
 using MakeMatmulPlan = MatmulPlan (*)(const KernelContext&);
 MatmulPlan plan_matmul(const KernelContext& context);
 MatmulPlan plan_linear(const KernelContext& context);

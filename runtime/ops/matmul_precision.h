@@ -2,7 +2,8 @@
 //
 //   set_float32_matmul_precision(MatmulPrecision::kHigh);   // PyTorch's torch.set_float32_matmul_precision("high")
 //
-// A setting of the process, which any thread may change; products that run later see it, compiled ones, too.
+// The setting belongs to the process, and any thread may change it. It holds for all products that run later, also in
+// compiled regions.
 #pragma once
 
 #include <cstdint>

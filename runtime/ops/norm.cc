@@ -1,5 +1,5 @@
-// Normalisation over the last dimension, softmax over any. Statistics are kept in the compute dtype (f32 for 16-bit
-// inputs).
+// Normalisation over the last dimension, softmax over any dimension. Statistics are kept in the compute dtype (f32 for
+// 16-bit inputs).
 #include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
@@ -41,7 +41,7 @@ void same_as_input(InferContext& c) {
 
 namespace {
 
-// The gradients of layer_norm (centred) and of rms_norm, which has no mean and no bias.
+// Computes the gradients of layer_norm (kCentred) and of rms_norm, which has no mean and no bias.
 template <bool kCentred> void norm_grad(const GradContext& g) {
   constexpr int kRstd = kCentred ? 2 : 1;
   Tensor grads[3];
@@ -258,7 +258,7 @@ namespace {
 Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
   require_defined(op.name, x);
   const int rank = x.tensor.rank(), d = normalize_dim(op.name, dim, x.tensor.sizes(), x.where);
-  if (rank == 0) return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a line of one
+  if (rank == 0) return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a scalar is a line of one element
   if (d + 1 == rank) return call(op, {x});
   return call(op, {x}, {.ints = {d}});
 }

@@ -56,7 +56,7 @@ Tensor sin(TensorArg x);                   // accurate for |x| < 1e5 in f32, 1e9
 Tensor cos(TensorArg x);
 Tensor log1p(TensorArg x);  // ln(1 + x)
 Tensor expm1(TensorArg x);  // e^x - 1
-// x limited to [low, high]; an infinite bound does not limit. Gradients pass only where low < x < high.
+// Limits x to [low, high]; an infinite bound does not limit. Gradients pass only where low < x < high.
 Tensor clamp(TensorArg x, Scalar low, Scalar high);
 enum class GeluKind { kTanh, kErf };
 // Gaussian error linear unit (Hendrycks and Gimpel, 2016); kTanh is GPT-2's approximation.
@@ -83,7 +83,7 @@ Tensor bitwise_and(TensorArg a, Scalar b);
 Tensor bitwise_or(TensorArg a, Scalar b);
 Tensor bitwise_xor(TensorArg a, Scalar b);
 Tensor bitwise_not(TensorArg x);
-// a shifted by b bits; for integers only. Bits that leave the dtype are lost. shift_right keeps the sign. If b is
+// Shifts `a` by `b` bits; for integers only. Bits that leave the dtype are lost. shift_right keeps the sign. If b is
 // negative, or at least the number of bits of the dtype, all bits are shifted out.
 Tensor shift_left(TensorArg a, TensorArg b);
 Tensor shift_right(TensorArg a, TensorArg b);
@@ -93,12 +93,13 @@ Tensor shift_right(TensorArg a, Scalar b);
 Tensor isfinite(TensorArg x);
 Tensor isinf(TensorArg x);
 Tensor isnan(TensorArg x);
-// condition ? a : b for each element; condition is bool.
+// Returns `a` where condition (bool) is true, and `b` where it is false.
 Tensor where(TensorArg condition, TensorArg a, TensorArg b);
 Tensor where(TensorArg condition, TensorArg a, Scalar b);
 Tensor where(TensorArg condition, Scalar a, TensorArg b);
 Tensor where(TensorArg condition, Scalar a, Scalar b);
-// `value` where mask (bool, broadcast to x) is true, x elsewhere. The value is converted to x's dtype as by fill_.
+// Returns `value` where mask (bool, broadcast to x) is true, and x where it is false. The value is converted to x's
+// dtype as by fill_.
 Tensor masked_fill(TensorArg x, TensorArg mask, Scalar value);
 Tensor cast(TensorArg x, DType dtype);         // always a dense copy
 Tensor to_device(TensorArg x, Device device);  // as Tensor::to(Device)
@@ -126,11 +127,12 @@ Tensor slice(TensorArg x, int64_t dim, Slice range);
 Tensor squeeze(TensorArg x, int64_t dim);
 Tensor unsqueeze(TensorArg x, int64_t dim);
 Tensor flatten(TensorArg x, int64_t first = 0, int64_t last = -1);
-// Parts of `size` along `dim`; the last may be shorter. One op makes all parts, and one op makes their gradient.
+// Splits x into parts of `size` along `dim`; the last part may be shorter. One op makes all parts, and one op makes
+// their gradient.
 std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim);
-// As split, into `n` parts; their size is rounded up, and last parts that would be empty are left out.
+// Splits x into `n` parts. Their size is rounded up, and last parts that would be empty are left out.
 std::vector<Tensor> chunk(TensorArg x, int64_t n, int64_t dim);
-// x.select(dim, i) for every i, as one call. stack() puts them together again.
+// Returns x.select(dim, i) for every i, as one call. stack() puts them together again.
 std::vector<Tensor> unbind(TensorArg x, int64_t dim = 0);
 // Joins tensors along a dimension: cat({a, b}, 0).
 Tensor cat(std::span<const Tensor> parts, int64_t dim = 0,
@@ -142,7 +144,7 @@ Tensor stack(std::span<const Tensor> parts, int64_t dim = 0,
              std::source_location where = std::source_location::current());
 Tensor stack(std::initializer_list<Tensor> parts, int64_t dim = 0,
              std::source_location where = std::source_location::current());
-// x (..., M, N) with 0 above (below) the given diagonal; 0 is the main one, 1 the one above it.
+// Returns x (..., M, N) with 0 above (below) the given diagonal. Diagonal 0 is the main one, 1 the one above it.
 Tensor tril(TensorArg x, int64_t diagonal = 0);
 Tensor triu(TensorArg x, int64_t diagonal = 0);
 
@@ -153,35 +155,37 @@ Tensor index_operand(const char* op, TensorArg index);
 // This holds for all arguments that are indices: token ids, targets, positions.
 // gather: for dim 0, out[i][j] = x[index[i][j]][j], and so on. In the other dimensions index may be smaller than x.
 Tensor gather(TensorArg x, int64_t dim, TensorArg index);
-// x with source written where gather would read. If indices are equal, the last one wins.
+// Returns x with source written where gather would read. If indices are equal, the last one wins.
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value);
-// x with source added where gather would read. Values of equal indices add up, in order. The result has the wider
-// dtype, as in cat.
+// Returns x with source added where gather would read. Values of equal indices add up, in order. The result has the
+// wider dtype, as in cat.
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
-// x with the slices of source added along dim: x[..., index[i], ...] += source[..., i, ...], in order. index (N);
-// source has x's sizes, but N along dim.
+// Returns x with the slices of source added along dim: x[..., index[i], ...] += source[..., i, ...], in order. index
+// (N); source has x's sizes, but N along dim.
 Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // In place: row at[b, t] of x[b, h] becomes source[b, h, t]. x (B, H, S, D), source (B, H, T, D) of x's dtype, at (B,
 // T). A row whose index is not in [0, S) is not written; this is no error. If several rows have one index, the last one
 // wins. KVCache uses this function: the indices are data, so one compiled region serves all of them.
 void write_rows_(TensorArg x, TensorArg source, TensorArg at);
-// The slices x[..., index[i], ...] along dim. index (N).
+// Returns the slices x[..., index[i], ...] along dim. index (N).
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index);
-// Running sum, in order; i64 for integers and bools.
+// Returns running sums, added in order; i64 for integers and bools.
 Tensor cumsum(TensorArg x, int64_t dim);
-// The index of the largest (smallest) element, the first one if several are equal; NaN comes before all numbers.
-// Without dim: the index into the flattened tensor.
+// Returns the index of the largest (smallest) element, the first one if several are equal; NaN comes before all
+// numbers. Without dim: the index into the flattened tensor.
 Tensor argmax(TensorArg x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
 Tensor argmin(TensorArg x, std::optional<int64_t> dim = std::nullopt, bool keepdim = false);
 struct ValuesAndIndices {
   Tensor values;
   Tensor indices;  // i64
 };
-// Stable in both directions; NaN counts as the largest. Gradients flow through the values.
+// Sorts along dim. Equal elements keep their order, also if descending; NaN counts as the largest. Gradients flow
+// through the values.
 ValuesAndIndices sort(TensorArg x, int64_t dim = -1, bool descending = false);
 Tensor argsort(TensorArg x, int64_t dim = -1, bool descending = false);
-// The k largest (smallest), best first. Equal elements come in the order of their indices. NaN counts as the largest.
+// Returns the k largest (smallest), best first. Equal elements come in the order of their indices. NaN counts as the
+// largest.
 ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim = -1, bool largest = true);
 
 // ---- Reductions (reduction.cc) over one dimension, several, or (without `dims`) all: sum(x, 1), sum(x, {0, -1}).
@@ -239,7 +243,7 @@ using Conv2dOptions = ConvOptions<2>;
 // x (B, C, W), weight (O, C / groups, kw), bias (O) or undefined -> (B, O, ow),
 // ow = (W + 2 padding - dilation (kw - 1) - 1) / stride + 1.
 Tensor conv1d(TensorArg x, TensorArg weight, TensorArg bias, Conv1dOptions options = {});
-// The same over height and width.
+// Does the same over height and width: x (B, C, H, W), weight (O, C / groups, kh, kw) -> (B, O, oh, ow).
 Tensor conv2d(TensorArg x, TensorArg weight, TensorArg bias, Conv2dOptions options = {});
 struct ConvTranspose2dOptions {
   Spatial<2> stride = 1;
@@ -269,7 +273,7 @@ struct AvgPool2dOptions {
   bool count_include_pad = true;  // the mean counts zeros of the padding
 };
 Tensor avg_pool2d(TensorArg x, Spatial<2> kernel, AvgPool2dOptions options = {});
-// Means over windows [floor(i H / oh), ceil((i + 1) H / oh)): (B, C, oh, ow).
+// Averages over windows [floor(i H / oh), ceil((i + 1) H / oh)): (B, C, oh, ow).
 Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size);
 
 enum class InterpolateMode { kNearest, kBilinear, kBicubic };
@@ -280,14 +284,15 @@ struct InterpolateOptions {
   // coefficient a of the bicubic filter is -0.5 with antialias and -0.75 without, as in PyTorch.
   bool antialias = false;
 };
-// (B, C, h, w) for `size` {h, w}. kNearest takes every dtype, such as integer masks; the others take floats.
+// Resizes images to (B, C, h, w) for `size` {h, w}. kNearest takes every dtype, such as integer masks; the others take
+// floats.
 Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options = {});
 
 enum class PadMode { kConstant, kReflect, kReplicate };
 // `amounts`: PyTorch's order, the last dimension first: {left, right, top, bottom}. Negative ones crop (kConstant
 // only). kReflect does not repeat the edge, so its amounts must be less than the size.
 Tensor pad(TensorArg x, const Dims& amounts, PadMode mode = PadMode::kConstant, double value = 0);
-// (B, C f f, H, W) -> (B, C, H f, W f), f = factor.
+// Rearranges (B, C f f, H, W) -> (B, C, H f, W f), f = factor.
 Tensor pixel_shuffle(TensorArg x, int64_t factor);
 
 // ---- Normalisation and softmax (norm.cc), over the last dimension
@@ -309,7 +314,7 @@ BatchNormed batch_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps
 struct Statistics {
   Tensor mean, var;  // (C)
 };
-// batch_norm with given statistics, as in evaluation. They may have gradients.
+// Applies batch_norm with given statistics, as in evaluation. Gradients may flow into the statistics.
 Tensor batch_norm_with(const Statistics& of, TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);
 // Wu and He, "Group normalization" (2018): the statistics of each group of C / groups neighbouring channels.
 Tensor group_norm(TensorArg x, int64_t groups, TensorArg weight, TensorArg bias, double eps = 1e-5);
@@ -334,7 +339,8 @@ struct AttentionOptions {
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 
-// The same result with every score stored: slow, but differentiable any number of times.
+// Computes the same as scaled_dot_product_attention(), but stores every score: slow, but differentiable any number of
+// times.
 Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {}, AttentionOptions options = {});
 
 // ---- Rotary position embedding (rotary.cc). x (..., T, D): row t is rotated by the angles of position start + t.
@@ -343,7 +349,7 @@ struct RotaryTables {
 };
 RotaryTables rotary_tables(int64_t T, int64_t D, double base = 10000.0, int64_t start = 0, TensorOptions options = {});
 Tensor rotary_embedding(TensorArg x, const RotaryTables& tables);
-// The same, with tables made for this one call.
+// Computes the tables for this call, then does the same.
 Tensor rotary_embedding(TensorArg x, int64_t start = 0, double base = 10000.0);
 
 // ---- Embedding and losses (embedding.cc, loss.cc, pointwise_loss.cc)
@@ -381,10 +387,10 @@ struct LinearCrossEntropyOptions {
   Reduction reduction = Reduction::kMean;
   int64_t chunk_rows = 0;  // rows whose logits exist at one time; 0: chosen for V
 };
-// cross_entropy(linear(x, weight, bias), target), but only chunk_rows * V logits, or gradients of logits, exist at a
-// time. x (N, C), weight (V, C), bias (V) or undefined, target i64 or i32 (N). The floats have one dtype, which is the
-// result's. Under autocast the products run in its dtype, and loss and gradients are f32. If an operand requires a
-// gradient, the forward of a scalar loss computes the gradients too, but not under no_grad() or in f16.
+// Computes cross_entropy(linear(x, weight, bias), target), but only chunk_rows * V logits, or gradients of logits,
+// exist at a time. x (N, C), weight (V, C), bias (V) or undefined, target i64 or i32 (N). The floats have one dtype,
+// which is the result's. Under autocast the products run in its dtype, and loss and gradients are f32. If an operand
+// requires a gradient, the forward of a scalar loss computes the gradients too, but not under no_grad() or in f16.
 Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, TensorArg target,
                             LinearCrossEntropyOptions options = {});
 
@@ -392,7 +398,8 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 // one offset of the generator (null: default_generator()). What happens to an element depends on (seed, offset, its
 // index) only.
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
-// random.cc. 1 with probability p, else 0; of p's shape and floating dtype, without a gradient. Takes one offset.
+// random.cc. Each element of the result is 1 with probability p, else 0. The result has p's shape and floating dtype,
+// and no gradient. Takes one offset of the generator.
 Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
 
 // ---- Collectives (collective.cc). The sum of x, of a floating dtype, over all ranks of the communicator. Every rank

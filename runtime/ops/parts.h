@@ -27,7 +27,7 @@ struct Parts {
   std::vector<std::pair<int64_t, int64_t>> gaps;
 };
 
-// REQUIRES: the call is one that `infer` has admitted; the result is dense.
+// Return the places of the operands of a call. REQUIRES: `infer` has admitted the call; the result is dense.
 Parts parts_of_cat(const KernelContext& context);
 Parts parts_of_slice_grad(const KernelContext& context);
 

@@ -19,7 +19,7 @@ Tensor at_size_of(const Tensor& logits, const Tensor& target) {
                      {.mode = InterpolateMode::kBilinear});
 }
 
-// The gradient of at_size_of(), for logits of `sizes`.
+// Computes the gradient of at_size_of(), for logits of `sizes`.
 Tensor back_to(const Dims& sizes, const Tensor& grad) {
   return call(kInterpolateGrad, {grad}, Interpolation{.taps = 2}.attrs({sizes[2], sizes[3]}));
 }
@@ -71,8 +71,8 @@ constexpr OpDef kPixelCrossEntropyGrad = {
     .checks = true,
 };
 
-// ints: {ignore_index, reduction, which is kMean}; floats: {label_smoothing, which is 0}: those of cross_entropy.
-// Outputs the loss, and logsumexp (B, H, W).
+// The attributes are those of cross_entropy: ints {ignore_index, reduction (always kMean)}; floats {label_smoothing
+// (always 0)}. Outputs the loss, and logsumexp (B, H, W).
 constexpr OpDef kPixelCrossEntropy = {
     .name = "pixel_cross_entropy",
     .kind = OpKind::kOpaque,
@@ -93,7 +93,7 @@ constexpr OpDef kPixelCrossEntropy = {
           Tensor grad;
           if (g.grad_out(0).defined())
             grad = call(kPixelCrossEntropyGrad, {g.grad_out(0), logits, target, g.output(1)}, g.attrs());
-          if (g.grad_out(1).defined()) {  // in second derivatives: logsumexp's gradient is the softmax
+          if (g.grad_out(1).defined()) {  // second derivatives only: d logsumexp / d logits is the softmax
             const Tensor p = exp(at_size_of(logits, target) - above_classes(g.output(1)));
             const Tensor more = back_to(logits.sizes(), p * above_classes(g.grad_out(1))).to(logits.dtype());
             grad = grad.defined() ? grad + more : more;

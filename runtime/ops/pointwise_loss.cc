@@ -55,7 +55,8 @@ constexpr OpDef kBCEWithLogits = elementwise<kFloatingOnly, 2, 0, BCEWithLogits{
 
 namespace {
 
-// Broadcasting would hide a missing unsqueeze(): (N) against (N, 1) is N x N losses.
+// Throws Error unless x and target have one shape. Broadcasting would hide a missing unsqueeze(): (N) against (N, 1) is
+// N x N losses.
 void require_same_shape(const char* op, TensorArg x, TensorArg target) {
   for (const TensorArg& operand : {x, target}) require_defined(op, operand);
   if (!(x.tensor.sizes() == target.tensor.sizes()))

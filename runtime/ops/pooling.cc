@@ -200,7 +200,7 @@ Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size) {
   if (size[0] == 1 && size[1] == 1) return mean(x, {2, 3}, true);
   if (in[2] % size[0] == 0 && in[3] % size[1] == 0) return avg_pool2d(x, {in[2] / size[0], in[3] / size[1]});
   const DType wide = compute_dtype(x.tensor.dtype());
-  // (size, n): the share of each pixel in each mean.
+  // Returns a matrix (size, n): the share of each pixel in each mean.
   const auto means = [&](int64_t n, int64_t size) {
     std::vector<double> shares(static_cast<size_t>(n * size), 0.0);
     for (int64_t i = 0; i < size; ++i) {

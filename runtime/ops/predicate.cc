@@ -66,7 +66,7 @@ Tensor count(const Tensor& ones, const Attrs& attrs) { return call(kSum, {ones},
 
 }  // namespace
 
-// ints: as every reduction's
+// ints: {mask, keepdim}, as for every reduction
 constexpr OpDef kAnyTrue = {
     .name = "any",
     .kind = OpKind::kReduction,

@@ -24,7 +24,7 @@ constexpr DType quotient_dtype(DType t, Promotion promotion) {
   return promotion == Promotion::kQuotient && !is_floating(t) ? kF32 : t;
 }
 
-// The dtype in which an op on operands of dtypes a and b computes a result of dtype `result`.
+// Returns the dtype in which an op on operands of dtypes a and b computes a result of dtype `result`.
 constexpr DType working_dtype(DType result, DType a, DType b, Promotion promotion) {
   if (promotion == Promotion::kCompare) return result;
   if (result == kBool) return kU8;  // a sum is "or", a product is "and"

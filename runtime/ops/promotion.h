@@ -24,13 +24,13 @@ enum class Promotion : uint8_t {
   kCompare,     // both operands are cast to the promoted dtype; the op decides its result's dtype
 };
 
-// The promoted dtype of all tensors.
+// Returns the dtype to which all tensors are promoted.
 DType result_dtype(std::span<const Tensor* const> tensors);
 DType result_dtype(const Tensor& a, const Tensor& b);
 
 // Calls an op of two tensors on operands of any dtypes. Throws Error for undefined tensors.
 Tensor call_promoted(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion = Promotion::kArithmetic);
-// The same for an op of one tensor and a scalar attribute.
+// Does the same for an op of one tensor and a scalar attribute.
 Tensor call_promoted(const OpDef& op, TensorArg a, Scalar s, Promotion promotion = Promotion::kArithmetic);
 // Writes the result into `a`. Throws Error if the result is a float and `a` is not, or if only `a` is bool.
 void call_promoted_(const OpDef& op, TensorArg a, TensorArg b, Promotion promotion = Promotion::kArithmetic);

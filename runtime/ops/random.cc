@@ -10,7 +10,8 @@
 namespace rondo::ops {
 namespace {
 
-// The sizes of the result are the integers from `first` on.
+// Infers the result of a draw. The integer attribute number `dtype` is its dtype; the integers from number `first` on
+// are its sizes.
 void infer_draw(InferContext& c, size_t dtype, size_t first, bool floating) {
   check_random_state(c, 0);
   const IntList& ints = c.attrs().ints;

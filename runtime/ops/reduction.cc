@@ -114,7 +114,7 @@ Tensor reduce_by_runs(const OpDef& op, Tensor x, const Attrs& attrs, std::option
   if (types) last.ints.push_back(static_cast<int64_t>(types->result));
   return reshape(call(op, {x}, last), reduced_sizes(sizes, attrs.ints[0], attrs.ints[1] != 0));
 }
-// The dtype in which a sum adds up: for floats their compute dtype, for integers and bools i64.
+// Returns the dtype of a sum's accumulators: for floats their compute dtype, for integers and bools i64.
 DType sum_accumulator(DType dtype) { return is_floating(dtype) ? compute_dtype(dtype) : kI64; }
 DType sum_dtype(DType dtype, const Attrs& attrs) {
   if (attrs.ints.size() > 2) return static_cast<DType>(attrs.ints[2]);
@@ -156,7 +156,7 @@ constexpr OpDef kSum = {
 
 namespace {
 
-// Equal maxima (minima) share the gradient evenly.
+// The gradient rule of max and min: equal maxima (minima) share the gradient evenly.
 void extremum_grad(const GradContext& g) {
   const Dims kept = kept_sizes(g.input_sizes(0), g.integer(0));
   const Tensor hit = cast(equal(g.input(0), reshape(g.output(0), kept)), g.input_dtype(0));

@@ -7,24 +7,24 @@
 
 namespace rondo::ops {
 
-// The attributes of a reduction of x over `dims` (empty: all). Throws Error if x is undefined or a dimension is out of
-// range.
+// Returns the attributes of a reduction of x over `dims` (empty: all). Throws Error if x is undefined or a dimension is
+// out of range.
 Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdim);
 
 // Infers one output: it has input 0's dtype and its shape without the reduced dimensions. With keepdim they stay, with
 // size 1.
 void reduction_infer(InferContext& c);
 
-// The sizes of the result of a reduction.
+// Returns the sizes of the result of a reduction.
 Dims reduced_sizes(const Dims& sizes, int64_t mask, bool keepdim);
 
-// `sizes` with 1 for every reduced dimension.
+// Returns `sizes` with 1 for every reduced dimension.
 Dims kept_sizes(const Dims& sizes, int64_t mask);
 
-// The number of elements that each result is made of.
+// Returns the number of elements that are reduced to one result.
 int64_t reduced_numel(const Dims& sizes, int64_t mask);
 
-// The dimension of a reduction over one dimension; 0 for a scalar, which has none.
+// Returns the dimension of a reduction over one dimension, or 0 for a scalar, which has none.
 inline int reduced_dim(int64_t mask) { return mask == 0 ? 0 : std::countr_zero(static_cast<uint64_t>(mask)); }
 
 // The last run of reduced dimensions: Note [Runs] of ops/reduction_order.h.
@@ -39,7 +39,7 @@ ReducedRun last_run(const Dims& sizes, int64_t mask);
 // True for a call that first reduces each row to one number, and then these numbers: Note [Full order].
 bool reduces_rows_first(const Dims& sizes, const Attrs& attrs);
 
-// The dimension of a softmax over a tensor of these sizes: ints {dim}, or the last one if there are no ints.
+// Returns the dimension of a softmax over a tensor of these sizes: ints {dim}, or the last one if there are no ints.
 inline int softmax_dim(const Dims& sizes, const Attrs& attrs) {
   return attrs.ints.empty() ? sizes.rank() - 1 : static_cast<int>(attrs.ints[0]);
 }

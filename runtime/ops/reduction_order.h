@@ -39,8 +39,9 @@ constexpr bool is_full_reduction(int64_t mask, bool keepdim, int rank) {
   return !keepdim && rank > 0 && mask == (int64_t{1} << rank) - 1;
 }
 
-// The columns of a row of Note [Full order], for a tensor of `numel` elements whose last dimension is `last`; 0: there
-// are no rows. Short rows would cost more than they save, and few long ones would keep few threads busy.
+// Returns the number of columns of a row of Note [Full order], for a tensor of `numel` elements whose last dimension
+// has the size `last`. Returns 0 if the rows are not reduced first. Short rows would cost more than they save, and few
+// long ones would keep few threads busy.
 constexpr int64_t full_row(int64_t numel, int64_t last) {
   constexpr int64_t kLeastRow = 32, kMostRow = 1 << 16;
   return last >= kLeastRow && last <= kMostRow && numel > last ? last : 0;
@@ -51,7 +52,7 @@ constexpr int64_t column_chunk_rows(int64_t rows) {
   return std::clamp<int64_t>((rows + 63) / 64, kLeastChunk, kMostChunk);
 }
 
-// The tree of Note [Row order].
+// Combines the lanes in the tree of Note [Row order].
 template <class T, class Combine> inline T combine_lanes(T (&lanes)[kLanes], Combine combine) {
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] = combine(lanes[i], lanes[i + width]);

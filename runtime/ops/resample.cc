@@ -38,7 +38,7 @@ Tensor pad(TensorArg x, const Dims& amounts, PadMode mode, double value) {
   if (amounts.rank() % 2 != 0 || padded > rank)
     fail("needs two amounts for each of the last dimensions, at most for all of them");
   if (lies_channels_last(x.tensor)) {
-    // Reorders the amounts for (B, H, W, C). Amounts begin with the last dimension: C, W, H, B.
+    // Reorders the amounts for (B, H, W, C). Amounts list the last dimension first: C, W, H, B.
     const auto of = [&](int i) { return i < amounts.rank() ? amounts[i] : 0; };
     const Dims moved = {of(4), of(5), of(0), of(1), of(2), of(3), of(6), of(7)};
     const Tensor back = channels_to_back(x);

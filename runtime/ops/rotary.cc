@@ -57,7 +57,7 @@ RotaryTables rotary_tables(int64_t T, int64_t D, double base, int64_t start, Ten
   const FloatingPointScope floating_point;
   const NoGrad off;
   const RecorderScope run(nullptr);
-  // In f64: an angle in f32 would be off by t * 2^-24.
+  // The rates and angles are f64, because an angle in f32 would be off by t * 2^-24.
   std::vector<double> rates;
   for (int64_t i = 0; i < D / 2; ++i)
     rates.push_back(scalar::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(D)));

@@ -118,7 +118,7 @@ template <class T, int N> [[gnu::always_inline]] inline T polynomial(T x, const 
   return horner<N - 2>(x, constant(x, c[N - 1]), c);
 }
 
-// NaN if either is NaN.
+// The larger of a and b; NaN if either is NaN.
 template <class T> [[gnu::always_inline]] inline T maximum(T a, T b) {
   return select(ne(a, a), a, select(lt(b, a), a, b));
 }
@@ -152,7 +152,7 @@ template <class T> [[gnu::always_inline]] inline T exp2_fraction(T f) {
                         0.0013400428136708554, 0.00015461439212847729});
 }
 
-// 2^f for callers that need only a small error relative to 1 + 2^t: one degree less in f32 (2^-23.7).
+// 2^f for callers that need only a small error relative to 1 + 2^t. f32: a polynomial of degree 5, error 2^-23.7.
 template <class T> [[gnu::always_inline]] inline T exp2_fraction_coarse(T f) {
   if (is_f64(f)) return exp2_fraction(f);
   return polynomial(f, {1.00000007165592815, 0.693146967087879420, 0.240221197185718915, 0.0555071324917496372,
@@ -370,7 +370,7 @@ template <class T> [[gnu::always_inline]] inline T erf(T x) {
   return select(eq(x, constant(x, 0.0)), x, select(lt(z, one), near, signed_far));
 }
 
-// Gradients from the output y = tanh(x) or sigmoid(x).
+// The gradients of tanh and sigmoid, computed from the output y = tanh(x) or sigmoid(x).
 template <class T> [[gnu::always_inline]] inline T tanh_grad(T y, T g) { return g * fma(-y, y, constant(y, 1.0)); }
 template <class T> [[gnu::always_inline]] inline T sigmoid_grad(T y, T g) { return g * (y * (constant(y, 1.0) - y)); }
 
@@ -490,7 +490,7 @@ template <class T> [[gnu::always_inline]] inline T clamp_grad(T x, T low, T high
   return hardtanh_grad(x, low, high, g);
 }
 
-// min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, arXiv 1905.02244) and x times that.
+// hardsigmoid: min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, arXiv 1905.02244). hardswish: x times hardsigmoid(x).
 template <class T> [[gnu::always_inline]] inline T hardsigmoid(T x) {
   return limit(x + constant(x, 3.0), 0.0, 6.0) / constant(x, 6.0);
 }

@@ -25,7 +25,7 @@ constexpr OpDef kSortSegments = {
     .checks = true,
 };
 
-// Inputs values (N, ...), starts (segments + 1), perhaps what the sums are added to.
+// Inputs values (N, ...), starts (segments + 1), and perhaps a tensor to which the sums are added.
 constexpr OpDef kSumSegments = {
     .name = "sum_segments",
     .kind = OpKind::kOpaque,

@@ -14,7 +14,7 @@ struct SortedRows {
 // Sorts the rows by index (N), i64. Throws the Error of `scatters`, an op with trait::SumByIndex, unless all indices
 // lie in [0, segments).
 SortedRows sort_segments(const OpDef& scatters, const Tensor& index, int64_t segments);
-// Row i of the result is row order[i] of x.
+// Returns the rows of x in the given order: row i of the result is row order[i] of x.
 Tensor in_order(const Tensor& x, const Tensor& order);
 // Sums the rows of each segment: values (N, ...) -> (segments, ...). `starts` says which rows are in a segment. Adds
 // the sums to `onto` if it is defined. 16-bit sums are rounded before they are added.

@@ -68,12 +68,13 @@ Moments moments(const Tensor& x, const Attrs& attrs) {
                apart = steps.over_first(means) - steps.over_all(mean);
   return {mean, steps.rest(steps.over_first(steps.first(d * d)) + apart * apart * n)};
 }
-// 1 / (n - correction), which is infinite where PyTorch's is: a variance of one element is NaN.
+// Returns 1 / (n - correction). As in PyTorch it is infinite if n is not larger than the correction, so the variance of
+// one element is NaN.
 SymFloat share(const Dims& sizes, const Attrs& attrs) {
   const auto n = static_cast<double>(reduced_numel(sizes, attrs.ints[0]));
   return 1.0 / max(0.0, n - attrs.floats[0]);
 }
-// The gradient of x for `grad` at the variance. `mean`: of x, in the compute dtype.
+// Returns the gradient of x, given the gradient `grad` of the variance. `mean`: the mean of x, in the compute dtype.
 Tensor variance_grad(const GradContext& g, const Tensor& grad, const Tensor& mean) {
   const Tensor& x = g.input(0);
   const TwoSteps steps(x.sizes(), g.attrs());
@@ -81,7 +82,7 @@ Tensor variance_grad(const GradContext& g, const Tensor& grad, const Tensor& mea
   const Tensor centered = x.to(wide) - steps.over_all(mean);
   return (centered * (steps.over_all(grad.to(wide)) * (2.0 * share(x.sizes(), g.attrs())))).to(x.dtype());
 }
-// The dtype of the results: x's, or the one that the attributes name.
+// Returns the dtype of the results: x's, or the one that the attributes name.
 DType statistics_dtype(DType x, const Attrs& attrs) {
   return attrs.ints.size() > 2 ? static_cast<DType>(attrs.ints[2]) : x;
 }
@@ -92,7 +93,8 @@ void infer_floating(InferContext& c) {
 
 }  // namespace
 
-// Outputs variance and mean. ints: as every reduction's, and perhaps the dtype of the results; floats: {correction}
+// Outputs variance and mean. ints: {mask, keepdim} as for every reduction, and perhaps the dtype of the results;
+// floats: {correction}
 constexpr OpDef kVarMean = {
     .name = "var_mean",
     .kind = OpKind::kOpaque,
@@ -142,7 +144,7 @@ constexpr OpDef kStd = {
         },
     .grad =
         [](const GradContext& g) {
-          // Where all elements are equal the slope is infinite; PyTorch gives 0 there.
+          // If all elements are equal, the slope is infinite; as in PyTorch, the gradient is then 0.
           const DType wide = compute_dtype(g.input_dtype(0));  // the slope leaves the range of f16 early
           const Tensor y = g.output(0).to(wide);
           const Tensor grad = where(equal(y, 0.0), 0.0, g.grad_out().to(wide) / (y * 2.0));

@@ -21,7 +21,7 @@ Attrs attrs_of(const Dims& dims) {
   return attrs;
 }
 
-// Finds strides with which a tensor of `sizes` and `strides` can be viewed as `to`; false if there are none.
+// Finds strides with which a tensor of `sizes` and `strides` can be viewed as `to`. Returns false if there are none.
 bool view_strides(const Dims& sizes, const Dims& strides, const Dims& to, Dims& result) {
   result = contiguous_strides(to);
   if (sizes.numel() == 0) return true;
@@ -78,7 +78,7 @@ constexpr OpDef kView = {
     .grad = [](const GradContext& g) { g.set(0, reshape(g.grad_out(), g.input_sizes(0))); },
 };
 
-// ints: the source dimension of each new one
+// ints: for each dimension of the result, the dimension of the input that it shows
 constexpr OpDef kPermute = {
     .name = "permute",
     .kind = OpKind::kView,
@@ -86,7 +86,7 @@ constexpr OpDef kPermute = {
         [](InferContext& c) {
           const int rank = c.sizes(0).rank();
           Dims sizes, strides;
-          uint32_t taken = 0;  // dimensions, a bit each
+          uint32_t taken = 0;  // a bit for each dimension of the input that was named already
           for (int64_t d : c.attrs().ints) {
             if (d < 0 || d >= rank || (taken >> d & 1u) != 0) break;
             taken |= 1u << d;
@@ -122,7 +122,7 @@ constexpr OpDef kExpand = {
 
 namespace {
 
-// Ints of slice_grad for each operand: {dim, begin, step}.
+// The number of ints that slice_grad has for each operand: {dim, begin, step}.
 constexpr int kPlaceInts = 3;
 
 void slice_grad_infer(InferContext& c) {
@@ -174,10 +174,9 @@ void add_slices(const GradContext& g, std::span<const Tensor> grads, std::span<c
 
 }  // namespace
 
-// Zeros with operand 0 written at its position, to which the other operands are added, in order, at their
-// positions. So one call is the gradient of any number of slices of one tensor. If operand 0 covers everything, the
-// call adds slices to it. An operand is a slice, or (with a dimension less) a select. ints: {sizes..., {dim, begin,
-// step} of each operand}
+// Writes operand 0 at its position into zeros, then adds the other operands, in order, at their positions. So one call
+// is the gradient of any number of slices of one tensor. If operand 0 covers everything, the call adds slices to it. An
+// operand is a slice, or (with a dimension less) a select. ints: {sizes..., {dim, begin, step} of each operand}
 constexpr OpDef kSliceGrad = {
     .name = "slice_grad",
     .kind = OpKind::kOpaque,
@@ -285,7 +284,7 @@ void split_grad(const GradContext& g) {
 
 void cat_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                        std::span<Tensor> outputs) {
-  std::vector<Tensor> parts;  // operands refer to them
+  std::vector<Tensor> parts;  // `operands` refers to these tensors
   for (const TensorArg& part : inputs) parts.push_back(channels_to_back(part));
   std::vector<TensorArg> operands;
   for (size_t i = 0; i < parts.size(); ++i) operands.emplace_back(parts[i], inputs[i].where);
@@ -492,7 +491,7 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   for (const Tensor& part : parts) all.push_back(&part);
   const DType dtype = result_dtype(all);
   const bool last = std::all_of(parts.begin(), parts.end(), &lies_channels_last);
-  std::vector<Tensor> converted;  // operands refer to them
+  std::vector<Tensor> converted;  // `operands` refers to these tensors
   for (const Tensor& part : parts) converted.push_back(part.to(dtype, where));
   std::vector<TensorArg> operands;
   for (const Tensor& part : converted) operands.emplace_back(part, where);

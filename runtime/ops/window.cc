@@ -96,8 +96,8 @@ constexpr OpDef kStridedView = {
 };
 
 namespace {
-// The sizes of the window of a call with floats {offset, ...}. The offset is a run-time argument, so kernels check it
-// again, and no shape may depend on it.
+// Checks the window of a call with floats {offset, ...} and returns its sizes. The offset is a run-time argument, so
+// kernels check it again, and no shape may depend on it.
 Dims checked_window(InferContext& c, size_t most_floats) {
   const size_t n = c.attrs().floats.size();
   if (n < 1 || n > most_floats) c.fail("needs the offset of a window");
