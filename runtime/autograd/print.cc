@@ -2,6 +2,7 @@
 // edge of a tensor of more than 1000 elements.
 #include <cmath>
 #include <ostream>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/autograd.h"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t kThreshold = 1000, kEdge = 3;
 constexpr size_t kLineWidth = 80;
-const std::string kPrefix = "tensor(";
+constexpr std::string_view kPrefix = "tensor(";
 
 class Printer {
  public:
@@ -131,7 +132,7 @@ std::string Tensor::to_string(std::source_location where) const try {
   if (!defined()) return "tensor(undefined)";
   const FloatingPointScope floating_point;             // formatting depends on the rounding mode
   if (numel() > 0) static_cast<void>(storage(where));  // a graph break with the caller's line
-  std::string text = absl::StrCat(kPrefix, Printer(host_copy("to_string", dtype(), where)).values());
+  std::string text = absl::StrCat(std::string(kPrefix), Printer(host_copy("to_string", dtype(), where)).values());
   std::vector<std::string> more;
   const bool empty = numel() == 0;
   // In all other cases the nesting of the brackets already shows the shape.

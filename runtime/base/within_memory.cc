@@ -8,7 +8,7 @@
 namespace rondo {
 namespace {
 // Made while there is still memory. Throwing a copy allocates no text, because copies share it.
-const OutOfMemoryError kOutOfMemory("out of memory");
+const OutOfMemoryError& kOutOfMemory = *new OutOfMemoryError("out of memory");
 }  // namespace
 
 void throw_out_of_memory(std::string_view what) {

@@ -126,8 +126,8 @@ template <class T> class TiledProduct {
   }
 
  private:
-  // Return the distance between panels of B, and between groups of kTileRows rows of A. It is an odd number of cache
-  // lines, so that neighbours do not share a set of the L1 cache.
+  // Return the distance between panels of B, and between groups of kTileRows rows of A. For whole blocks it is an odd
+  // number of cache lines, so that neighbours do not share a set of the L1 cache.
   static constexpr int64_t panel(int64_t depth) { return depth * kPanel + kLine; }
   static constexpr int64_t group(int64_t depth) { return round_up(depth * kTileRows + kWidth<float>, kLine) | kLine; }
 

@@ -15,8 +15,8 @@ struct Failed {
   int holders = 0;  // number of DeviceFailure objects alive
 };
 
-std::mutex mutex;            // guards `failed`
-std::vector<Failed> failed;  // one entry for each failed device
+std::mutex mutex;                         // guards `failed`
+auto& failed = *new std::vector<Failed>;  // one entry for each failed device
 std::atomic<size_t> n_failed{0};
 
 auto find(Device device) {
