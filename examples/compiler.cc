@@ -45,7 +45,7 @@ compile::CompileOptions options_of(const CompilerOptions& o) {
   return {.mode = mode_named(o.mode), .shapes = shapes_named(o.dynamic), .fullgraph = o.fullgraph};
 }
 
-// One of --parts: NAME:eager, or NAME:OPTION=VALUE:OPTION=VALUE.
+// One entry of --parts: NAME:eager, or NAME:OPTION=VALUE:OPTION=VALUE.
 struct Part {
   std::string name;
   bool eager = false;

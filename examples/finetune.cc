@@ -94,7 +94,7 @@ class Finetuning {
     job.say(compiler_->loaded());
   }
 
-  // Returns false if cancelled.
+  // Fine-tunes the model. Returns false if the user cancelled.
   bool run() {
     optim::AdamW& optimizer = optimizer_.emplace(
         model_->parameters(),
@@ -176,7 +176,7 @@ class Finetuning {
     return model_.vocab_size();
   }
 
-  // A batch is {x, y}, and with --packing also positions, which keep the examples of a row apart.
+  // Returns the loss of a batch: {x, y}, and with --packing also positions, which keep the examples of a row apart.
   Tensor loss_of(const data::Batch& batch) {
     return batch.size() > 2 ? model_.loss(batch[0], batch[1], batch[2]) : model_.loss(batch[0], batch[1]);
   }

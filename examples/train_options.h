@@ -1,4 +1,4 @@
-// The options of train_gpt. Options that nanoGPT has, too, have its names, and its values for a CPU.
+// The options of train_gpt. Options that nanoGPT has, too, have nanoGPT's names, and its default values for a CPU.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct TrainOptions {
   int64_t n_head = 4;
   int64_t n_embd = 128;
   int64_t block_size = 64;
-  bool bias = true;  // as GPT-2. With false, nanoGPT's default, the loss ends about 0.015 higher here
+  bool bias = true;  // as in GPT-2. With false, nanoGPT's default, the final loss is about 0.015 higher here
   double dropout = 0;
 
   int64_t batch_size = 12;
@@ -68,15 +68,15 @@ class OptionParser {
   // Throws Error for an unknown option and for a value out of range.
   explicit OptionParser(int argc, char** argv);
   const Flags& flags() const { return flags_; }
-  // The checked options. Where 0 means "as another option", it is replaced by the value of that option.
+  // Returns the checked options. If 0 means "as another option", the 0 is replaced by the value of that option.
   const TrainOptions& options() const { return options_; }
 
-  // Takes the options of the run that is resumed; the command line has priority. Throws Error if the command line asks
-  // for another model or tokenizer than the checkpoint has.
+  // Takes over the options of the run that is resumed, unless the command line gives them. Throws Error if the command
+  // line asks for another model or tokenizer than the checkpoint has.
   void merge(const io::Checkpoint& checkpoint);
   // Writes the options into a checkpoint's state; merge() reads them back.
   void store(io::Scalars& state) const;
-  // A note for the user, or "".
+  // Returns a note for the user, or "".
   const std::string& note() const { return note_; }
 
  private:

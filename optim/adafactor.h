@@ -23,7 +23,7 @@ struct AdafactorOptions {
   double d = 1.0;             // an update with a larger root mean square is scaled down to this one
   double weight_decay = 0;    // decoupled: param -= lr * weight_decay * param
   bool maximize = false;
-  StateFormat state = StateFormat::kFull;  // for vectors; row and column means are always in the compute dtype
+  StateFormat state = StateFormat::kFull;  // of vectors; row and column means are always in the compute dtype
   bool masters = true;                     // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 

@@ -22,7 +22,7 @@ void check_members(const std::vector<int>& ranks, int world_size, std::string_vi
   }
 }
 
-// One process has nothing to send. Device tensors need no wait: the compute stream orders them.
+// The group of a single process: it has nothing to send. Device tensors need no wait: the compute stream orders them.
 class SoloGroup final : public HostGroup {
  public:
   SoloGroup(const GroupOptions& options, int rank_in_job) : options_(options), rank_in_job_(rank_in_job) {}

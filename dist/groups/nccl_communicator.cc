@@ -232,7 +232,8 @@ std::string NcclCommunicator::library_error() {
   return describe(library_, result, comm_);
 }
 
-// `first`: the first collective that is not done. The later ones wait for it.
+// Fails the group if collective `first` cannot complete any more. `first` is the first collective that is not done;
+// later ones wait for it.
 void NcclCommunicator::look_for_trouble(DeviceWork& first) {
   const NamedCall& call = first.call();
   if (const std::string error = library_error(); !error.empty()) return fail(call, /*late=*/false, error);
@@ -352,9 +353,9 @@ void NcclCommunicator::abort() noexcept {
   }
 }
 
-// ---- The end
+// ---- Closing
 
-// True if every collective in flight has ended on this rank.
+// Finalizes and destroys the communicator. Returns true if every collective in flight has ended on this rank.
 bool NcclCommunicator::finalize() noexcept {
   const std::lock_guard lock(library_mutex_);
   if (comm_ == nullptr) return false;

@@ -69,7 +69,7 @@ class NcclCommunicator {
 
   // The main function of the watching thread; returns after close().
   void watch();
-  // Waits up to `patience` for collectives in flight. False if the watching thread needs longer to end.
+  // Waits up to `patience` for collectives in flight. Returns false if the watching thread has not ended by then.
   bool close(bool unwinds, Milliseconds patience);
 
   // Aborts the collectives in flight; nothing can be issued any more. Any thread.

@@ -179,7 +179,7 @@ class GuardProcess {
     }
   }
 
-  // `streams`: two descriptors to send along, or null.
+  // Sends a report to the launcher. `streams`: two descriptors to send along, or null.
   void report(const Report& report, const int* streams) {
     iovec bytes = {const_cast<Report*>(&report), sizeof report};
     msghdr message = {};

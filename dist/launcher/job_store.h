@@ -22,7 +22,7 @@ class JobStore {
   int restart() const { return job_.restart_count; }
   // The environment variables ("NAME=value") that are the same for all ranks.
   std::vector<std::string> variables() const;
-  // The failure record that the rank wrote. Returns nullopt if it wrote none.
+  // Returns the failure record that the rank wrote, or nullopt if it wrote none.
   std::optional<FailureRecord> record_of(int rank);
 
  private:

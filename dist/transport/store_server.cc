@@ -52,8 +52,8 @@ struct Connection {
   uint32_t events = 0;   // as registered with epoll
   Deadline came{};
   Deadline wait_until{};             // only while the table has a wait of this client
-  std::optional<Deadline> in_by;     // for the rest of a message
-  std::optional<Deadline> out_by;    // for the peer to receive what is sent
+  std::optional<Deadline> in_by;     // until when the client must send the rest of a message
+  std::optional<Deadline> out_by;    // until when the client must receive what is sent
   std::optional<Deadline> deadline;  // the earliest of wait_until, in_by and out_by, as in Loop::deadlines_
 
   size_t unsent() const { return out.size() - out_begin; }
@@ -149,7 +149,8 @@ class StoreServer::Loop {
     }
   }
 
-  // Returns false if there is no stranger, or none older than kStrangersTime.
+  // Closes the oldest unproved connection. Returns false, and closes none, if there is none that is older than
+  // kStrangersTime.
   bool drop_oldest_stranger() {
     if (strangers_.empty()) return false;
     Connection& oldest = *connections_.at(*strangers_.begin());
@@ -282,7 +283,7 @@ class StoreServer::Loop {
   }
 
   // ---- Bytes
-  // The length of the message at the beginning of `in`; 0 if not known yet.
+  // Returns the length of the message at the beginning of `in`, or 0 if it is not known yet.
   static size_t message_size(const Connection& c) {
     if (!c.greeted || c.in.size() < 4) return 0;
     uint32_t size = 0;
@@ -315,7 +316,7 @@ class StoreServer::Loop {
     }
   }
 
-  // True if there is room for a reply of this size. Small replies always have room.
+  // Returns true if there is room for a reply of this size. Small replies always have room.
   bool has_room(const Connection& c, size_t bytes) const {
     return c.out.size() + bytes <= kFreeBuffer || buffers_ + c.out.size() + bytes <= limits_.max_buffers;
   }

@@ -42,7 +42,7 @@ int main(int argc, char** argv) try {
   while (worker.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     if (char c = 0; poll(&key, 1, /*milliseconds=*/50) > 0) {
       if (read(STDIN_FILENO, &c, 1) > 0) trainer.cancel();
-      key.fd = -1;  // ask no more
+      key.fd = -1;  // poll() ignores the keyboard from now on
     }
     const optim::Progress now = trainer.progress();
     if (now.step == 0) continue;

@@ -37,7 +37,7 @@ nn::PretrainedOptions pretrained_options(const rondo_model_options& options) {
   return out;
 }
 
-// Called before the files are read. Throws Error if there is no such device.
+// Returns the device that the options name. Called before the files are read. Throws Error if there is no such device.
 Device device_of(const rondo_model_options& options) {
   const Device device = options.device == nullptr ? kCPU : parse_device(options.device);
   require_device(device);
@@ -103,7 +103,7 @@ void Session::save_model(const std::string& folder) {
   model_.save_pretrained(folder);
 }
 
-// ---- Adapters. They change which parameters are trained, so a new optimizer is made.
+// ---- Adapters. They change which parameters are trained, so each of these functions drops the optimizer.
 
 void Session::add_lora(const rondo_lora_options& options) {
   const RandomScope random(*this);
