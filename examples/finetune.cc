@@ -43,7 +43,7 @@
 namespace rondo::examples {
 namespace {
 
-// ---- What is printed
+// ---- Printing progress and samples
 
 struct Console : optim::Callback {
   void on_begin(const optim::Progress& now) override {
@@ -157,7 +157,7 @@ class Finetuning {
   void write_results() {
     replicas_.reset();
     shards_.reset();
-    ddp_.reset();  // the model is this process's own again
+    ddp_.reset();  // the model is no longer shared with other processes
     job_.say(compiler_->finish(*job_.group));
     show("after");
     if (o_.full) {

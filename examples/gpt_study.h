@@ -17,7 +17,7 @@
 
 namespace rondo::examples {
 
-inline constexpr int64_t kMeasuredPrompt = 16;  // tokens that a text begins with
+inline constexpr int64_t kMeasuredPrompt = 16;  // how many tokens a text begins with
 
 std::span<const StudyRow> gpt_study_rows();
 

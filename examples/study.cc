@@ -203,7 +203,7 @@ class Runner {
       try {
         return runs.runs.push_back(facts_from_json(text_of_file(file), file));
       } catch (const FileError&) {
-        fs::remove(file);  // damaged: it is measured again
+        fs::remove(file);  // the file is damaged: the run is made again
       }
     }
     make_empty(at("runs/cache"));

@@ -47,7 +47,7 @@ struct StudyRow {
   int processes = 1;
   Code code = Code::kNone;
   bool is_compile_time = false;    // the row measures its first steps: no others are timed
-  double published_first_s = 0;    // the study's seconds of the first steps
+  double published_first_s = 0;    // seconds of the first steps in the published study
   int64_t most_compilations = 0;   // the most compilations that a block may need; 0: no limit
   double compile_ratio = 0;        // the peer's time for compiling must be at least this many times ours
   bool has_other_batches = false;  // the row runs batches of its own, so its loss is not compared

@@ -26,7 +26,7 @@ struct StudyResult {
 struct StudyTable {
   std::string heading;                          // the heading of the page
   std::string title;                            // what was measured, and on which machine
-  std::string legend;                           // what the columns are
+  std::string legend;                           // explains the columns
   std::vector<std::string> columns;             // the first two are texts, the others numbers
   std::vector<std::vector<std::string>> cells;  // the texts of each row
   std::vector<double> ratios;                   // by row: our speed over the peer's; NaN: not measured

@@ -153,7 +153,7 @@ class Training {
   const OptionParser& parser_;
   const TrainOptions& o_;
   const std::shared_ptr<dist::ProcessGroup> group_;
-  const bool lead_;  // rank 0: prints, and writes files
+  const bool lead_;  // this is rank 0, which prints and writes files
   const uint64_t seed_;
   const int64_t first_step_;
   std::optional<RunReport> measured_;  // made first: it measures the memory of what follows
@@ -164,7 +164,7 @@ class Training {
   nn::GPT2 model_;
   optim::AdamW optimizer_;
   std::optional<Compiler> compiler_;
-  std::string warmed_up_;                             // what --warm_up did
+  std::string warmed_up_;                             // a note on what --warm_up compiled
   std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
   std::optional<dist::ShardedOptimizer> shards_;      // with --shard_optimizer
   std::optional<optim::UpdateAtSeams> updates_;       // with --update_at_seams

@@ -31,7 +31,7 @@ struct TrainOptions {
   double learning_rate = 1e-3;
   double min_lr = 1e-4;
   int64_t warmup_iters = 100;
-  int64_t lr_decay_iters = 0;  // 0: max_iters
+  int64_t lr_decay_iters = 0;  // 0: as max_iters
   double beta1 = 0.9;
   double beta2 = 0.99;
   double weight_decay = 0.1;
@@ -43,7 +43,7 @@ struct TrainOptions {
   Device device;
   CompilerOptions compiler;
   std::string dtype = "float32";
-  std::string report, measure = "train";  // run_report.h
+  std::string report, measure = "train";  // see run_report.h
   int64_t untimed_steps = 10;
   StudyOptions study;
   int64_t threads = 0;
@@ -55,7 +55,7 @@ struct TrainOptions {
   int64_t eval_interval = 250;
   int64_t eval_iters = 0;
   int64_t log_interval = 10;
-  int64_t checkpoint_interval = 0;  // 0: eval_interval
+  int64_t checkpoint_interval = 0;  // 0: as eval_interval
   int64_t keep_checkpoints = 2;
   int64_t sample_tokens = 500;
   double temperature = 0.8;

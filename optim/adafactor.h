@@ -27,7 +27,8 @@ struct AdafactorOptions {
   bool masters = true;                     // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
-// The scalars: sign, weight of the new square, eps1^2, keep, step. A program after the first sweep scales `step`.
+// The scalars of both formulas, in order: sign, weight of the new square, eps1^2, keep, step. A program after the first
+// sweep scales `step`.
 struct AdafactorScalars {
   static constexpr size_t kScalars = 5;
   static constexpr int kWeight = 1, kEps = 2, kStep = 4;

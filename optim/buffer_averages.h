@@ -25,7 +25,7 @@ class BufferAverages {
  public:
   // The step that the updates of the averages join.
   struct Joined {
-    const char* optimizer;  // its name, for messages
+    const char* optimizer;  // the optimizer's name, for messages
     Device device;          // the device of the parameters
     double decay;
     bool warmup;  // AverageOptions::warmup

@@ -80,7 +80,7 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   const Device device = !grads.empty() ? grads[0].device() : any != params.end() ? any->device() : default_device();
   Tensor result = Tensor::empty({}, {kF64, device});
   auto* norm = reinterpret_cast<double*>(result.mutable_address());
-  // The square of the norm, the factor, whether to scale, and max_norm.
+  // The four numbers: the square of the norm, the factor, whether to scale, and max_norm.
   const Storage kept = numbers_on(device, {0, 1, 0, max_norm});
   auto* const values = reinterpret_cast<double*>(kept.data());
   enqueue_sum_of_squares(device, operands, values);

@@ -85,7 +85,7 @@ std::shared_ptr<Foreach> make_if_skipped(std::vector<ArraySpec> arrays) {
     ++body.n_values;
     a.zero = a.zero || (a.fresh && a.layout == Layout::kFull);
     any = any || a.zero;
-    if (a.role == Role::kSum) a.dtype = kF32, a.layout = Layout::kPerRow;  // not touched
+    if (a.role == Role::kSum) a.dtype = kF32, a.layout = Layout::kPerRow;  // a sum is not touched
     a.role = Role::kValue;
   }
   return any ? std::make_shared<Foreach>(body, std::move(arrays)) : nullptr;

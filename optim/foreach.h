@@ -85,13 +85,13 @@ class Foreach {
 
   Body body_;
   std::vector<ArraySpec> arrays_;
-  std::vector<int> scale_operand_;  // by array; -1: it has no scales
+  std::vector<int> scale_operand_;  // by array: the operand that has its scales; -1: none
   int n_operands_ = 0;
   int64_t row_width_ = 0;
   bool by_rows_ = false;  // work is split between threads at row ends only
   DType compute_ = kF32;
   uint32_t written_ = 0;
-  std::shared_ptr<compile::TableLaunch> launch_;  // generated code
+  std::shared_ptr<compile::TableLaunch> launch_;  // the generated code, once the pass is compiled
   std::shared_ptr<Foreach> if_skipped_;
 };
 

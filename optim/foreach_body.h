@@ -45,7 +45,7 @@ struct Body {
   void (*build)(const void* context, LoopValue* values, const LoopValue* scalars) = nullptr;
   // Bit k: f32 and f64 never store to values[k]. They may store to the other arrays even if nothing changes.
   uint32_t keeps = 0;
-  bool wide = false;                            // computes in f64 on arrays of any dtype
+  bool wide = false;                            // true: computes in f64 on arrays of any dtype
   const void* context = nullptr;                // passed to the functions
   std::shared_ptr<const void> owner = nullptr;  // keeps `context` alive, because a pass may run later
 };

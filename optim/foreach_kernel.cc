@@ -218,7 +218,7 @@ class KernelBuilder final : public LoopBuilder {
   void prune() {
     const std::vector<Instr> all = std::move(kernel_.instrs);
     std::vector<bool> used(all.size());
-    for (size_t i = all.size(); i-- > 0;) {  // arguments come first
+    for (size_t i = all.size(); i-- > 0;) {  // arguments come before the instructions that use them
       if (all[i].op == LoopOp::kStore) used[i] = true;
       if (!used[i]) continue;
       for (int32_t arg : {all[i].a, all[i].b, all[i].c})

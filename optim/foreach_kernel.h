@@ -8,7 +8,7 @@
 
 namespace rondo::optim {
 
-// The most operands of a kernel: its arrays, and the scales of its 8-bit arrays.
+// The largest number of operands of a kernel: its arrays, and the scales of its 8-bit arrays.
 inline constexpr int kMaxOperands = 2 * kMaxValues + 2;
 
 // Makes the kernel. Its operands are those of ForeachItem. `by_rows`: the kernel walks rows of `row_width` elements (0:

@@ -33,7 +33,7 @@ struct StateSpec {
   const char* name;
   bool nonnegative = false;  // then 8-bit states need no sign bit (block8.h)
   Layout layout = Layout::kFull;
-  bool transient = false;  // exists during a step only
+  bool transient = false;  // the state exists during a step only
 };
 
 // Returns the sizes of a state, for a parameter of the sizes `param`.
@@ -60,7 +60,7 @@ struct StateArray {
   Tensor scales;  // the scales of 8-bit values, otherwise undefined
   std::byte* values_data = nullptr;
   std::byte* scales_data = nullptr;
-  void locate();  // sets the addresses
+  void locate();  // sets values_data and scales_data
 };
 
 // A program on the scalars of a parameter (scalar_program.h), given by its body and by which scalars of the formula it
@@ -90,7 +90,7 @@ struct ScalarRule {
   // Computes the scalars `writes` from the step. In: the factor of the gradients, then the step. Out: the factor, then
   // `writes` (StepProgram in formula_code.h). Null if no scalar depends on the step.
   const RowProgram* program = nullptr;
-  std::array<double, kMaxNumbers> numbers = {};  // of the program
+  std::array<double, kMaxNumbers> numbers = {};  // the numbers of the program
 };
 
 // How one parameter is updated. Most optimizers have one sweep. An optimizer that needs something of the whole tensor

@@ -53,7 +53,7 @@ struct UpdateScale {
 
 // All values are f64 scalars on one device.
 struct GradScaler::State {
-  Tensor scale, good_steps, skipped;  // good_steps: since the scale changed
+  Tensor scale, good_steps, skipped;  // good_steps: steps since the scale changed
   Tensor overflowed;                  // 1 if a step of this iteration was skipped
   bool placed = false;                // the first loss or step has decided on which device the values are
   bool stepped = false;               // a step was made in this iteration

@@ -49,7 +49,7 @@ class GradScaler {
   void update();
 
   double get_scale() const;
-  int64_t skipped() const;  // iterations in which a step was skipped
+  int64_t skipped() const;  // returns the number of iterations in which a step was skipped
 
   // Returns copies of the values: "scale", "growth_factor" and "backoff_factor" f64, "growth_interval",
   // "growth_tracker" and "skipped" i64.

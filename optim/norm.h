@@ -18,7 +18,7 @@ inline constexpr int64_t kNormRow = 1 << 14;
 
 struct NormOperand {
   const void* data;
-  DType dtype;  // floating
+  DType dtype;  // a floating-point dtype
   int64_t n;
 };
 // Writes the sum to *sum, in stream order. All addresses are the device's.

@@ -117,13 +117,13 @@ class Optimizer {
   // Steps skipped since construction. Waits for the device.
   int64_t skipped_steps() const;
 
-  // The name of the class, for messages.
+  // Returns the name of the class, for messages.
   virtual const char* name() const = 0;
   // Returns the device of the parameters.
   Device device() const;
   int n_groups() const;
   double lr(int group = 0) const;
-  void set_lr(double lr);  // of every group
+  void set_lr(double lr);  // sets the rate of every group
   void set_lr(int group, double lr);
   // One schedule (schedule.h) for each group: group g gets schedules[g](step). Throws Error, before any rate changes,
   // if their numbers differ or if a rate is negative or not finite.

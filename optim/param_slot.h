@@ -41,10 +41,10 @@ struct StepCount {
   size_t sharers_ = 0;
 };
 
-// One parameter's share of a step count. A copy is another share.
+// One parameter's share of a step count. A copy counts as another share.
 class CountShare {
  public:
-  CountShare() = default;  // without a count
+  CountShare() = default;  // a share of no count
   explicit CountShare(std::shared_ptr<StepCount> count) : count_(std::move(count)) {
     if (count_ != nullptr) ++count_->sharers_;
   }

@@ -54,7 +54,7 @@ struct UpdateAtSeams::State {
   std::unordered_map<const TensorImpl*, size_t> slot_of;
   std::vector<Tensor> claimed;
   std::vector<std::pair<Tensor, int64_t>> hooks;
-  std::unique_ptr<Seams> seams;  // without a source
+  std::unique_ptr<Seams> seams;  // null if there is a source
   int64_t listener = 0;          // the id of this listener at the source
   std::vector<bool> updated;     // by slot: whether this step has updated it
   UpdateReport report;

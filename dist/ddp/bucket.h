@@ -59,12 +59,12 @@ inline GradientTaker taken_by_grad(const Tensor& /*parameter*/) { return {}; }
 
 // A parameter in a bucket, or a piece of a parameter that is larger than a bucket.
 struct BucketSlot {
-  std::string name;  // of the parameter
+  std::string name;  // the parameter's name
   Tensor parameter;
   int64_t begin;            // first element of the piece in the parameter
-  int64_t numel;            // elements of the piece
-  int64_t offset;           // elements from the start of the bucket
-  bool in_one_row = false;  // GradientTaker::needs_whole
+  int64_t numel;            // the number of elements in the piece
+  int64_t offset;           // where the piece begins in the bucket, in elements
+  bool in_one_row = false;  // as GradientTaker::needs_whole
   bool whole() const { return numel == parameter.numel(); }
   bool last_piece() const { return begin + numel == parameter.numel(); }
 };

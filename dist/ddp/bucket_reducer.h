@@ -76,7 +76,7 @@ class BucketReducer {
   std::vector<bool> has_average;  // with a layout, by slot: whether the parameter gets an average in this step
   bool is_taken = false;          // with a layout: GradientShards has received the averages of this step
   size_t pending = 0;             // slots whose gradient has not arrived in this step
-  std::vector<bool> any_rank_has_gradient;  // on a device with allow_unused, by slot
+  std::vector<bool> any_rank_has_gradient;  // by slot; only on a device with allow_unused
   Work work;
 
  private:

@@ -81,7 +81,7 @@ void BucketSender::put(BucketReducer& reducer, size_t k) {
   gradient.sent = true;
   reducer.put(k, grad, gradient.only_holder);
   if (reducer.is_adopted() && !slot.whole()) gradient.assembled = grad;
-  if (slot.last_piece()) grad = Tensor();  // frees what backward made
+  if (slot.last_piece()) grad = Tensor();  // frees the gradient that backward made
 }
 
 void BucketSender::send_rows(size_t i) {

@@ -46,7 +46,7 @@ class BucketSender {
   ShardTakers& takers_;
   BucketPlan plan_;
   std::vector<BucketReducer> reducers_;
-  std::vector<std::vector<size_t>> buckets_of_;  // by parameter: one for each piece
+  std::vector<std::vector<size_t>> buckets_of_;  // by parameter: the bucket of each of its pieces
   size_t next_bucket_ = 0;
   size_t next_rows_ = 0;  // index into StepState::in_two_parts: the second parts of the entries before it are sent
 };

@@ -24,13 +24,13 @@ inline constexpr int64_t kShardAlign = 32;  // elements: a piece starts at the s
 // Elements of a slot that lie side by side in one row. Every slot has at least one span, which may be empty.
 struct ShardSpan {
   int rank;
-  int64_t offset;  // from the start of the row
-  int64_t begin;   // from the start of the slot
+  int64_t offset;  // where the span begins in its row
+  int64_t begin;   // where the span begins in its slot
   int64_t numel;
 };
 
 struct ShardLayout {
-  int64_t row = 0;                            // elements of a row, without its tag
+  int64_t row = 0;                            // the number of elements in a row, without its tag
   std::vector<std::vector<ShardSpan>> spans;  // by slot of the bucket, in the order of their elements
 };
 
@@ -39,7 +39,7 @@ struct ShardLayout {
 ShardLayout lay_out_shards(const Bucket& bucket, std::vector<int64_t>& load);
 
 struct ShardedBucket {
-  size_t index;  // in the plan
+  size_t index;  // index of the bucket in the plan
   Bucket bucket;
   ShardLayout layout;
   Tensor sent;      // (world_size, row + tag): may be overwritten from take() to before_send()

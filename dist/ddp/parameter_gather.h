@@ -34,7 +34,7 @@ class ParameterGather final : public Recorder {
     size_t parameter;
     int64_t begin, numel;
     int rank;
-    int64_t offset;  // in the row
+    int64_t offset;  // where the piece begins in the row
     Tensor source;   // only if this rank has updated the piece: the new values, one-dimensional
   };
 
@@ -77,7 +77,7 @@ class ParameterGather final : public Recorder {
     Tensor all;  // (world_size, row)
     std::vector<Piece> pieces;
     std::vector<size_t> parameters;
-    Work work;  // of the last start()
+    Work work;  // the gather that the last start() issued
     bool under_way = false;
   };
   void take_parameter(Parameter& parameter);

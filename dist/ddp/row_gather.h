@@ -75,7 +75,7 @@ class RowGather final : public autograd::GradientParts {
   // report() returns this rank's part of the exchange at the end of a step; read_reports() gets those of all ranks.
   static constexpr size_t kReportBytes = 13;
   std::string report() const;
-  void read_reports(std::span<const std::string> reports);  // of all ranks
+  void read_reports(std::span<const std::string> reports);  // the report() of each rank
   // Returns the average of the whole gradient, given the average of the first part. An undefined result: no rank has a
   // gradient. A collective.
   Tensor complete(Tensor first_part, ProcessGroup& group, const std::string& name);

@@ -134,7 +134,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   std::vector<optim::ParamSlot> before_;                    // the slots of whole parameters, while they are being cut
   std::vector<ShardPiece> pieces_;                          // by slot; empty: not cut yet
   std::vector<Taken> taken_;
-  std::unordered_map<size_t, size_t> taken_of_;  // by bucket of the plan
+  std::unordered_map<size_t, size_t> taken_of_;  // index in taken_, by the bucket's index in the plan
   std::unordered_map<size_t, Tensor> earlier_;   // by slot: the gradient from before the bucket that is under way
   ParameterGather gather_;
   std::vector<Tensor> claimed_;
@@ -398,7 +398,7 @@ void ShardedOptimizer::State::wait() {
 }
 
 void ShardedOptimizer::State::before_step(bool allow_no_gradients) {
-  if (!group_->failure().empty()) wait();  // throws
+  if (!group_->failure().empty()) wait();  // throws the group's error
   ddp_.check_finished();
   if (pieces_.empty())
     throw Error(absl::StrCat(optimizer_.name(),

@@ -27,7 +27,7 @@ struct StepGradient {
   void start_over();
 
   // Kept from step to step
-  std::string name;  // of the parameter
+  std::string name;  // the parameter's name
   Tensor parameter;
   std::string block;                // the path of the parameter's block, "" outside the blocks
   std::unique_ptr<RowGather> rows;  // once the order is learned: null if the gradient travels in one part

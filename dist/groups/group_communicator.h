@@ -24,7 +24,7 @@ class GroupCommunicator final : public rondo::Communicator {
   // surfaces] in process_group.h.
   void all_reduce_sum(const Tensor& tensor) override;
 
-  // How many messages, and how many bytes of each rank's tensors, have been sent so far. Any thread that issues
+  // Return how many messages, and how many bytes of each rank's tensors, have been sent so far. Any thread that issues
   // collectives may call these.
   int64_t messages() const { return messages_; }
   int64_t bytes() const { return bytes_; }

@@ -95,7 +95,7 @@ void agree_on_members(ProcessGroup& group, const std::vector<int>& ranks, std::s
       absl::StrCat(what, ": rank ", other, " makes it of ranks ", texts[other], ", rank 0 of ranks ", texts[0]));
 }
 
-// ---- Checks
+// ---- Checks of tensors and arguments
 
 namespace {
 std::string prefix_of(std::string_view collective, std::string_view name) {

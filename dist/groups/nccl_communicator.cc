@@ -87,7 +87,7 @@ void NcclCommunicator::connect(const NcclId& id) {
   throw ConnectionError(diagnosis.sentence);
 }
 
-// ---- Issuing
+// ---- Issuing collectives
 
 Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Tensor& in, Enqueue enqueue) {
   auto work = std::make_shared<DeviceWork>(options_.device, call, out, in);
@@ -126,7 +126,7 @@ Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Ten
 
 NcclResult NcclCommunicator::run(Enqueue enqueue, void* stream, const NamedCall& call) {
   const std::lock_guard lock(library_mutex_);
-  if (comm_ == nullptr) return NcclResult::kInvalidUsage;  // just aborted
+  if (comm_ == nullptr) return NcclResult::kInvalidUsage;  // fail() has aborted the communicator meanwhile
   const NcclResult result = enqueue(library_, comm_, stream);
   return result == NcclResult::kInProgress ? settle(call) : result;
 }
@@ -156,7 +156,7 @@ NcclResult NcclCommunicator::settle(const NamedCall& call) {
   }
 }
 
-// ---- Watching
+// ---- Watching the collectives in flight: Note [Watching]
 
 void NcclCommunicator::watch() {
   for (;;) {
@@ -372,7 +372,7 @@ bool NcclCommunicator::finalize() noexcept {
       static_cast<void>(library_.destroy(std::exchange(comm_, nullptr)));
     });
   } catch (const std::exception&) {
-    // The device has failed, as in abort().
+    // The device has failed. The communicator is freed when the process ends, as in abort().
   }
   return done;
 }

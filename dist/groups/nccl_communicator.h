@@ -50,7 +50,7 @@ class NcclCommunicator {
  public:
   struct Options {
     Device device;
-    int rank = 0, world_size = 1;  // in the communicator
+    int rank = 0, world_size = 1;  // of this process in the communicator
     Milliseconds timeout{0};
     std::string label;  // names a subgroup in messages
   };

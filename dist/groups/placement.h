@@ -29,7 +29,7 @@ Device device_of_rank(std::string_view text, const Environment& environment);
 
 // What a rank tells the others about its device.
 struct DeviceClaim {
-  std::string device;   // "cuda:1"
+  std::string device;   // such as "cuda:1"
   std::string machine;  // equal on all ranks of a machine, and on no other
   std::string unit;     // DevicePlace::unit: identifies the device within the machine; empty: ranks may share it
 };

@@ -78,7 +78,7 @@ class ProcessGroup {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // The device whose tensors the group accepts besides host tensors.
+  // Returns the device whose tensors the group accepts besides host tensors; nullopt if there is none.
   virtual std::optional<Device> device() const { return std::nullopt; }
 
   // Returns the message of the group's first error; empty while collectives can run. Waits, at most a few seconds,

@@ -34,11 +34,11 @@ constexpr Milliseconds kLeaving{2'000}, kStoreLeaving{5'000};
 // If ranks disagree, a rank waits this long for another rank's description of its call.
 constexpr Milliseconds kTelling{5'000};
 
-// One collective that was issued.
+// A collective that was issued and has no outcome yet.
 struct Job {
   Call call;
   std::string name;
-  Tensor out, in;  // kept alive
+  Tensor out, in;  // keeps the tensors alive
   void* to = nullptr;
   const void* from = nullptr;
   std::shared_ptr<Work::State> state;
@@ -48,7 +48,7 @@ struct Job {
 
 // The ranks of a group. A subgroup has some of the job's ranks.
 struct Members {
-  std::vector<int> ranks;  // in the job
+  std::vector<int> ranks;  // the members' ranks in the job
   std::string prefix;      // of the subgroup's keys in the store; empty for the whole job, whose prefix meet() chooses
   std::string label;       // " of subgroup NAME (ranks 1, 3)", for messages
 
@@ -275,7 +275,7 @@ class Communicator {
 
   std::string text_of(const Job& job) const { return job.text() + members_.label; }
 
-  // ---- Agreement
+  // ---- The ranks agree on the next collective
   // Throws MismatchError, with the same text on every rank, unless all ranks call the same collective.
   std::vector<CallMessage> agree(const Job& job) {
     CallMessage mine{.call = job.call};
@@ -301,7 +301,7 @@ class Communicator {
   bool sends(const Call& call) const { return call.kind != CollectiveKind::kBroadcast || call.root == rank_; }
   static const void* source(const Job& job) { return job.from != nullptr ? job.from : job.to; }
 
-  // ---- Data
+  // ---- Moving and reducing tensors
   void take_inline(Job& job, const std::vector<CallMessage>& calls) {
     const size_t bytes = job.call.bytes();
     std::vector<unsigned char> all(calls.size() * bytes);

@@ -130,7 +130,7 @@ class LaunchedJob {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const LaunchedRank& rank) { return !rank.status; });
   }
 
-  // ---- Start
+  // ---- The start of the job
   void start_all() {
     const int n = options_.nproc_per_node;
     std::vector<std::string> variables = store_.variables();
@@ -202,7 +202,7 @@ class LaunchedJob {
     if (!culprit) return;
     const LaunchedRank& root = ranks_[culprit->rank];
     const bool stopped = is_stopped(root);
-    if (!root.status && !stopped && !has_waited_) {  // wait: it may be about to end
+    if (!root.status && !stopped && !has_waited_) {  // waits once: the rank may be about to end
       has_waited_ = true;
       blame_at_ = after(kEnding);
       return;

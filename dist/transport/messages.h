@@ -56,7 +56,7 @@ class Messages {
   struct Transfer {
     Header header = {}, came = {};  // `came`: the header that was received
     char* data = nullptr;
-    size_t done = 0;  // bytes, the header's included
+    size_t done = 0;  // bytes that are sent or received, the header's included
     size_t* completed = nullptr;
     size_t total() const { return sizeof header + header.bytes; }
   };

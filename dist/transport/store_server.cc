@@ -49,7 +49,7 @@ struct Connection {
   std::string in, out;
   size_t out_begin = 0;  // bytes of `out` already sent
   size_t counted = 0;    // how many bytes of Loop::buffers_ belong to this connection
-  uint32_t events = 0;   // as registered with epoll
+  uint32_t events = 0;   // the events registered with epoll
   Deadline came{};
   Deadline wait_until{};             // only while the table has a wait of this client
   std::optional<Deadline> in_by;     // until when the client must send the rest of a message
@@ -116,7 +116,7 @@ class StoreServer::Loop {
     ::epoll_ctl(epoll_.get(), operation, fd, &event);
   }
 
-  // ---- Connections
+  // ---- Accepting, watching and ending connections
   void accept_all() {
     for (;;) {
       if (strangers_.size() >= max_strangers_ && !drop_oldest_stranger()) return shut_door();
@@ -282,7 +282,7 @@ class StoreServer::Loop {
     answer_satisfied();
   }
 
-  // ---- Bytes
+  // ---- Reading and writing bytes
   // Returns the length of the message at the beginning of `in`, or 0 if it is not known yet.
   static size_t message_size(const Connection& c) {
     if (!c.greeted || c.in.size() < 4) return 0;
@@ -351,7 +351,7 @@ class StoreServer::Loop {
     answer_satisfied();
   }
 
-  // ---- Requests
+  // ---- Handling requests
   // Handles the complete messages in c.in.
   void work_off(Connection& c) {
     size_t at = 0;
@@ -458,7 +458,7 @@ class StoreServer::Loop {
         return answer(nullptr);
       }
     }
-    end(c);  // not a valid message
+    end(c);  // the message was not valid
   }
 
   void answer_satisfied() {

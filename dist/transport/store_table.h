@@ -64,7 +64,7 @@ class StoreTable {
   const size_t max_bytes_;
   size_t bytes_ = 0;
   std::map<std::string, Entry, std::less<>> entries_;
-  std::map<std::string, std::vector<Client>, std::less<>> waiters_;  // by key
+  std::map<std::string, std::vector<Client>, std::less<>> waiters_;  // the clients that wait for each key
   std::unordered_map<Client, Wait> waits_;
   std::unordered_map<Client, Message> last_messages_;
   std::unordered_map<Client, std::vector<std::string>> owned_;

@@ -30,7 +30,7 @@ class Pictures {
 
 struct FolderOptions {
   int64_t classes = 0;
-  int64_t max_pixels = int64_t{1} << 26;  // of an image
+  int64_t max_pixels = int64_t{1} << 26;  // the most pixels that an image may have
   // True: leaves out files that cannot be used. All files are read once to find them. False: throws an error for such a
   // file. open() detects a wrong header (size, 16 bits), and get() detects damaged data.
   bool skip_bad_files = false;
@@ -57,7 +57,7 @@ class FolderPictures : public Pictures {
 
  private:
   struct Files {
-    std::string name, image, mask;  // mask: "" without one
+    std::string name, image, mask;  // mask: "" if the image has none
   };
   FolderPictures(std::vector<Files> files, const FolderOptions& options, bool cityscapes);
   Picture read(const Files& files) const;

@@ -56,7 +56,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Every model takes images whose sizes are multiples of this.
+// The sizes of every image that a model reads are multiples of this.
 constexpr int64_t kMultiple = 32;
 constexpr int64_t kShownPictures = 4;
 

@@ -100,7 +100,7 @@ template <class F> rondo_status with_session(const rondo_model* model, F body) n
   });
 }
 
-// ---- Arguments
+// ---- Checking arguments and copying results
 
 template <class T> T* required(T* pointer, const char* name) {
   if (pointer == nullptr) throw Error(absl::StrCat(name, " is a null pointer"));

@@ -274,7 +274,7 @@ nn::Generation Session::generate(std::span<const int32_t> prompt, const rondo_ge
   if (tokenizer_) options.decode = [&](std::span<const int64_t> tokens) { return text_after(prompt, tokens); };
   std::optional<TextStream> stream;
   if (o.on_text != nullptr) {
-    tokenizer();  // throws if there is none
+    tokenizer();  // throws if the model has no tokenizer
     stream.emplace(options.decode, stops,
                    [&](const std::string& piece) { return o.on_text(o.user, piece.c_str(), piece.size()) == 0; });
   }
@@ -291,7 +291,7 @@ nn::Generation Session::generate(std::span<const int32_t> prompt, const rondo_ge
   return made;
 }
 
-// ---- Text
+// ---- Encoding and decoding text
 
 const text::PreTrainedTokenizer& Session::tokenizer() const {
   if (!tokenizer_) throw Error(absl::StrCat(folder_, " has no tokenizer: use the calls that take token ids"));

@@ -134,7 +134,7 @@ void TrainerRun::check_options() const {
   require(eval_data_ != nullptr || !o.load_best_model_at_end, "load_best_model_at_end needs evaluation data");
 }
 
-// ---- The loop
+// ---- The training loop
 
 static_assert(std::atomic<bool>::is_always_lock_free, "cancel() must be safe in a signal handler");
 
@@ -387,7 +387,7 @@ Progress TrainerRun::progress() const {
   return progress_;
 }
 
-// ---- Between steps
+// ---- Between steps: evaluations, checkpoints, early stopping
 
 bool TrainerRun::due(int64_t every) const {
   if (state_.step == 0) return false;

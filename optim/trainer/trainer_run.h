@@ -77,7 +77,7 @@ class TrainerRun {
   void check_options() const;
   data::BatchSource& share_of(std::optional<data::BatchShare>& share, data::BatchSource& source) const;
 
-  // ---- The loop (trainer_run.cc)
+  // ---- The training loop (trainer_run.cc)
   bool train_step();
   bool fetch(Micro& step);
   std::optional<Backwards> run_backwards(const Micro& step);
@@ -131,9 +131,9 @@ class TrainerRun {
   data::BatchSource& source_;                                 // the training data of all processes
   data::BatchSource& train_data_;                             // the training data of this process
   std::optional<data::DeviceBatches> batches_;  // while train() runs: train_data_ on the device, read ahead
-  data::BatchSource* const eval_data_;          // may be null
+  data::BatchSource* const eval_data_;          // null: there is no evaluation data
   std::vector<Callback*> callbacks_;
-  std::optional<amp::GradScaler> scaler_;  // with f16
+  std::optional<amp::GradScaler> scaler_;  // only for autocast in f16
 
   int64_t steps_per_epoch_ = 0, max_steps_ = 0;
   int64_t epoch_offset_ = 0;  // Note [Other steps]
