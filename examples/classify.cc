@@ -109,7 +109,8 @@ std::string config_word(const std::string& folder, std::string_view field) {
   return word;
 }
 
-// Whether config.json names this token. A field that is null or below 0 (the first Llamas) names none.
+// Returns whether config.json has the id of this special token. A field that is null or below 0 (the first Llamas)
+// names none.
 bool config_has_token(const std::string& folder, std::string_view field) {
   const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
   bool has = false;
@@ -157,7 +158,7 @@ class Classifier : optim::Callback {
   Classifier(const ClassifyOptions& o, const Job& job)
       : o_(o), job_(job), tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)) {}
 
-  // Returns false if cancelled.
+  // Trains the model. Returns false if the user cancelled.
   bool train() {
     problem_ = problem();
     const auto train = read_training();
@@ -293,8 +294,8 @@ class Classifier : optim::Callback {
     return std::make_shared<const data::ExampleSet>(data::read_labelled(
         path, tokenizer_, {.max_length = o_.max_seq_length, .label_kind = kind_of_labels(), .label_names = names}));
   }
-  // If the model's config.json names all classes of the file, the classes keep their numbers in config.json, because
-  // the model's head depends on these numbers.
+  // Reads the training file. If the model's config.json names all classes of the file, the classes keep their numbers
+  // in config.json, because the model's head depends on these numbers.
   std::shared_ptr<const data::ExampleSet> read_training() const {
     auto set = read(o_.train_file, {});
     if (problem_ == nn::ProblemType::kRegression) return set;
@@ -318,7 +319,7 @@ class Classifier : optim::Callback {
   // it keeps the file's head.
   void load(const std::vector<std::string>& label_names, std::optional<int64_t> numbers = std::nullopt) {
     const bool trains = !label_names.empty() || numbers;
-    // Heads of the pretraining are ignored, and RoBERTa's pooler, which its classifier does not use.
+    // Ignored weights: the heads of pretraining, and RoBERTa's pooler, which its classifier does not use.
     const std::string family = config_word(o_.model_name_or_path, "model_type");
     nn::PretrainedOptions options{.allow_unknown_fields = o_.allow_unknown_fields,
                                   .num_labels = numbers,

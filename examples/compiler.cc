@@ -45,7 +45,7 @@ compile::CompileOptions options_of(const CompilerOptions& o) {
   return {.mode = mode_named(o.mode), .shapes = shapes_named(o.dynamic), .fullgraph = o.fullgraph};
 }
 
-// One of --parts: NAME:eager, or NAME:OPTION=VALUE:OPTION=VALUE.
+// One entry of --parts: NAME:eager, or NAME:OPTION=VALUE:OPTION=VALUE.
 struct Part {
   std::string name;
   bool eager = false;
@@ -162,7 +162,7 @@ Buckets buckets_of(const CompilerOptions& o) {
                                ": must be a number of buckets, or ascending sizes with commas ", "between"));
     buckets.sizes.push_back(before = size);
   }
-  constexpr int64_t kMostBuckets = 1024;  // each has its own code
+  constexpr int64_t kMostBuckets = 1024;  // code is generated for each bucket
   if (buckets.sizes.empty() && !o.buckets.empty())
     throw Error(absl::StrCat("--buckets=", o.buckets, ": there is no size"));
   if (buckets.sizes.size() == 1 && o.buckets.find(',') == std::string::npos) {

@@ -1,4 +1,5 @@
-// Compiler: the compiler options that all training programs share, and what they do.
+// Compiler: compiles a model as the command line says. CompilerOptions: the options for this, which all training
+// programs share.
 //
 //   CompilerOptions o;
 //   add_options(flags, o);                                     // --compile, --mode, --dynamic, ...
@@ -36,7 +37,7 @@ void add_options(Flags& flags, CompilerOptions& options);
 // Replaces "auto". Throws Error if options do not fit together. Returns a note for the user, or "".
 std::string complete(CompilerOptions& options, Device device);
 
-// --buckets: how many, or which sizes. Neither: the option is not given.
+// The value of --buckets: a number of buckets, or their sizes. If the option is not given, both members are empty.
 struct Buckets {
   int64_t count = 0;
   std::vector<int64_t> sizes = {};
@@ -48,15 +49,16 @@ data::ExampleBatchesOptions in_buckets(const CompilerOptions& options, data::Exa
 
 // The dimensions that vary in the batches of a program.
 struct Varying {
-  std::vector<int> dims;    // in the batch's first tensors, and in the blocks' first argument
+  std::vector<int> dims;    // dimensions of the batch's first tensors, and of the blocks' first argument
   int64_t max = INT64_MAX;  // the largest size
   int64_t multiple_of = 1;  // every size is a multiple of this
   size_t tensors = 1;       // how many of the batch's first tensors have the dimensions
-  // The argument of the whole model that varies, if the model is not called with the batch's own tensors; -1: it is.
+  // If the whole model is not called with the batch's own tensors: which of its arguments varies. -1: it is called with
+  // them.
   int argument = -1;
-  // False: the arguments of blocks have other sizes, so only the whole model can be marked.
+  // False if the arguments of blocks have other sizes, so only the whole model can be marked.
   bool is_in_blocks = true;
-  // True: the batches have the sizes of --buckets already, so --dynamic does not matter.
+  // True if the batches are padded to the sizes of --buckets already. Then --dynamic has no effect.
   bool is_padded = false;
 };
 
@@ -70,20 +72,20 @@ class Compiler {
   const compile::Regions& regions() const { return regions_; }
   // Compiles the optimizer's step if the model is compiled, unless --compile_optimizer=false.
   void compile(optim::Optimizer& optimizer) const;
-  // --dynamic=marked of a whole model: marks a batch before the model is called with it.
+  // With --dynamic=marked and a whole model: marks a batch before the model is called with it.
   void mark(const data::Batch& batch) const;
 
   // With --warm_up: runs `step` on the next batch of `source`, resized to each of `sizes` (empty: as it is). The source
-  // keeps its position. Of several processes the first compiles for all. `step` may not communicate. Returns a note on
+  // keeps its position. With several processes, rank 0 compiles for all. `step` may not communicate. Returns a note on
   // what was compiled, or "".
   std::string warm_up(dist::ProcessGroup& group, data::BatchSource& source, Device device,
                       const std::vector<int64_t>& sizes, const std::function<void(const data::Batch&)>& step);
-  // A line for each region; "" if there is none.
+  // Returns a line for each region, or "" if there is no region.
   std::string summary() const { return regions_.summary(); }
   // With --explain: returns summary, graph breaks and hints, else "". Writes the whole explanation to explain.html and
   // explain.txt in `folder`, unless that is "".
   std::string explain(const std::string& folder) const;
-  // A note on what --load_code loaded; "": the option is not given.
+  // Returns a note on what --load_code loaded, or "" if the option is not given.
   const std::string& loaded() const { return loaded_; }
   // Called at the end of a run. Rank 0 passes the compiled code to --save_code. Then the model is eager again, and the
   // code is freed. With --explain returns how much was freed, else "".

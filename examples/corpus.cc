@@ -22,7 +22,7 @@ std::unique_ptr<io::Tokenizer> make_tokenizer(const TrainOptions& options, std::
   return chars;
 }
 
-// "<|endoftext|>" in a text is ordinary text, as in nanoGPT's train.bin.
+// Encodes a text. "<|endoftext|>" in it is ordinary text, as in nanoGPT's train.bin.
 std::vector<int32_t> tokens_of(const io::Tokenizer& tokenizer, std::string_view text) {
   const auto* bpe = dynamic_cast<const text::PreTrainedTokenizer*>(&tokenizer);
   return bpe ? bpe->encode(text, {.split_special_tokens = true}) : tokenizer.encode(text);

@@ -13,7 +13,7 @@ namespace rondo::examples {
 
 struct Corpus {
   std::unique_ptr<io::Tokenizer> tokenizer;
-  data::TokenDataset train, val;  // val: the last tenth
+  data::TokenDataset train, val;  // val: the last tenth of the text
   int64_t checksum;               // of the text, so that a run is not resumed with another one
 };
 

@@ -43,7 +43,7 @@
 namespace rondo::examples {
 namespace {
 
-// ---- What is printed
+// ---- Printing progress and samples
 
 struct Console : optim::Callback {
   void on_begin(const optim::Progress& now) override {
@@ -94,7 +94,7 @@ class Finetuning {
     job.say(compiler_->loaded());
   }
 
-  // Returns false if cancelled.
+  // Fine-tunes the model. Returns false if the user cancelled.
   bool run() {
     optim::AdamW& optimizer = optimizer_.emplace(
         model_->parameters(),
@@ -157,7 +157,7 @@ class Finetuning {
   void write_results() {
     replicas_.reset();
     shards_.reset();
-    ddp_.reset();  // the model is this process's own again
+    ddp_.reset();  // the model is no longer shared with other processes
     job_.say(compiler_->finish(*job_.group));
     show("after");
     if (o_.full) {
@@ -176,7 +176,7 @@ class Finetuning {
     return model_.vocab_size();
   }
 
-  // A batch is {x, y}, and with --packing also positions, which keep the examples of a row apart.
+  // Returns the loss of a batch: {x, y}, and with --packing also positions, which keep the examples of a row apart.
   Tensor loss_of(const data::Batch& batch) {
     return batch.size() > 2 ? model_.loss(batch[0], batch[1], batch[2]) : model_.loss(batch[0], batch[1]);
   }

@@ -70,7 +70,7 @@ std::shared_ptr<const data::ExampleSet> shared(data::ExampleSet set) {
   return std::make_shared<const data::ExampleSet>(std::move(set));
 }
 
-// Says how much was read, and how much of it did not fit.
+// Returns a line that says how much was read, and how much of it did not fit.
 std::string summary_of(const data::ExampleReport& report, const FinetuneOptions& o, const std::string& path) {
   std::string line = absl::StrCat(path, ": ", report.examples, " examples; ", report.targets, " of ", report.tokens,
                                   " tokens carry loss");

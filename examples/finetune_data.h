@@ -22,8 +22,8 @@ struct FinetuneData {
   std::shared_ptr<const data::ExampleSet> train, validation;
   std::optional<data::ChatEncoder> chat;  // for files of chats; keeps a reference to the tokenizer
   std::vector<std::string> notices;       // for the user: how much was read and cut, the chat template
-  std::vector<int32_t> prompt;            // what the samples begin with
-  std::vector<int64_t> stop_tokens;       // what ends them
+  std::vector<int32_t> prompt;            // the tokens that the printed samples begin with
+  std::vector<int64_t> stop_tokens;       // the tokens that end a sample
 };
 
 }  // namespace rondo::examples

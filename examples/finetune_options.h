@@ -50,7 +50,7 @@ struct FinetuneOptions : RunOptions {
 Flags flags_of(FinetuneOptions& options);
 // Throws Error, which names the flags, if they do not go together.
 void check(const FinetuneOptions& options);
-// The options for a Trainer in one process, whose training data has `batches_per_epoch`.
+// Returns the options for a Trainer in one process. `batches_per_epoch`: of its training data.
 optim::TrainerOptions trainer_options(const FinetuneOptions& options, int64_t batches_per_epoch);
 
 }  // namespace rondo::examples

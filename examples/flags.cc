@@ -35,7 +35,8 @@ std::string text_of(const Flags::Target& target) {
   return std::visit(Visitor(), target);
 }
 
-// False if `text` is not of the target's type; then the target is as before. Throws Error if there is no such device.
+// Sets the target to the value that `text` means. Returns false, and changes nothing, if `text` is not of the target's
+// type. Throws Error if there is no such device.
 bool assign(const Flags::Target& target, const std::string& text) {
   struct Visitor {
     const std::string& text;
@@ -65,7 +66,7 @@ const char* type_name(const Flags::Target& target) {
   return kNames[target.index()];
 }
 
-// Levenshtein's distance.
+// Returns the Levenshtein distance of two texts.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -50,7 +50,7 @@ class Flags {
   // True if the flag was in parse()'s arguments or in a recipe.
   bool given(const std::string& name) const { return given_.contains(name); }
   const std::set<std::string>& all_given() const { return given_; }
-  // Every flag with its value as text that set() takes back.
+  // Returns every flag, with its value as text that set() accepts.
   std::map<std::string, std::string> values() const;
 
  private:
@@ -69,7 +69,7 @@ class Flags {
   bool help_wanted_ = false;
 };
 
-// "; did you mean n_layer?", if one of the names is near enough; else "".
+// Returns "; did you mean n_layer?" if one of the names is near enough, else "".
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& names);
 
 }  // namespace rondo::examples

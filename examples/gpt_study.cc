@@ -13,7 +13,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// The text begins with every printable character, so that the vocabulary is the same for every seed.
+// Returns random text. It begins with every printable character, so that the vocabulary is the same for every seed.
 std::string random_text(int64_t size, uint64_t seed) {
   constexpr int64_t kFirst = ' ', kCount = 95;
   std::string text;

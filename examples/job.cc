@@ -16,7 +16,7 @@
 namespace rondo::examples {
 namespace {
 
-// A file beside the checkpoints: it has the id of the job that they belong to.
+// Returns the path of a file beside the checkpoints. The file has the id of the job that wrote them.
 std::string run_id_path(const std::string& folder) { return folder + "/run_id"; }
 
 void print(const std::string& line) {

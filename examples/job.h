@@ -27,7 +27,7 @@ int run_program(const char* name, const std::function<int()>& body);
 struct JobOptions {
   Device device = kCPU;          // as Flags has read it: "cuda" is the device of the LOCAL_RANK
   bool pin_threads = true;       // with several processes: threads run on the cores near the device
-  double timeout_seconds = 300;  // how late a rank may be
+  double timeout_seconds = 300;  // how long a rank waits for a late one
 };
 
 class Job {

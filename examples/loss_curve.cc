@@ -14,7 +14,7 @@ struct Point {
   double x, y;
 };
 
-// A scale from data to pixels with ticks at round numbers.
+// Maps data to pixels. Its ticks are at round numbers.
 struct Axis {
   double low, high, tick;
   double from, to;  // pixels

@@ -8,7 +8,7 @@
 
 namespace rondo::examples {
 
-// Training and validation loss over the step.
+// Returns the picture: training and validation loss over the steps.
 std::string loss_curve_svg(std::span<const optim::MetricsRecord> records);
 
 }  // namespace rondo::examples

@@ -17,7 +17,7 @@ int main(int argc, char** argv) try {
   const io::CharTokenizer chars = io::CharTokenizer::from_text(file->text());
   const data::TokenDataset windows(data::TokenData::from(chars.encode(file->text())), /*block_size=*/64);
   nn::GPT2 model({.vocab_size = chars.vocab_size(), .block_size = 64, .n_layer = 4, .n_head = 4, .n_embd = 128});
-  model.to(device);  // before the optimizer, whose states are where the parameters are
+  model.to(device);  // before the optimizer is made: it keeps its states on the parameters' device
   optim::AdamW optimizer(model.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1});
   compile::compile_regions(model);  // optional: the block is compiled once and reused by all four layers
   data::FunctionBatches random(data::FunctionBatches::kEndless, [&](data::BatchSource::Position at) -> data::Batch {

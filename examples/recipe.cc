@@ -55,7 +55,7 @@ class Reader final : public YAML::EventHandler {
     if (in_list_) fail(mark, absl::StrCat("a mapping in the list ", key_));
     if (depth_ == 2) fail(mark, absl::StrCat("a mapping below ", key_, ", which is below a heading"));
     if (depth_ == 1 && !has_key_) fail(mark, "a key must be the name of an option");
-    has_key_ = false;  // it was a heading
+    has_key_ = false;  // the key was a heading, so it has no value of its own
     ++depth_;
   }
   void OnMapEnd() override { --depth_; }
@@ -81,10 +81,10 @@ class Reader final : public YAML::EventHandler {
   const std::string path_;
   std::vector<RecipeEntry> entries_;
   int documents_ = 0;
-  int depth_ = 0;  // of mappings
+  int depth_ = 0;  // how deep the mappings are nested here
   bool has_key_ = false, in_list_ = false;
   std::string key_, list_;
-  int line_ = 0;  // of the key
+  int line_ = 0;  // the line of the key
 };
 
 }  // namespace

@@ -20,9 +20,10 @@ struct RecipeEntry {
   int line = 0;
 };
 
-// The entries of a file, in its order. Throws FileError, with the line where there is one, unless the file is a mapping
-// of keys to values, lists of values, or headings with such a mapping below them. A key that comes twice is an error,
-// and so are a key without a value, an empty file, a second document, an alias, and more than 1 MB.
+// Returns the entries of a file, in the file's order. Throws FileError (with the line, if a line is at fault) unless
+// the file is a mapping of keys to values, lists of values, or headings with such a mapping below them. A key that
+// comes twice is an error, and so are a key without a value, an empty file, a second document, an alias, and more than
+// 1 MB.
 std::vector<RecipeEntry> read_recipe(const std::string& path);
 
 // Writes options with their values. Throws FileError.

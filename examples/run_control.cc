@@ -17,7 +17,7 @@ void cancel_running(int) {
   if (optim::Trainer* trainer = running.load()) trainer->cancel();
 }
 
-// While this lives, signals cancel the trainer.
+// While this object lives, SIGINT and SIGTERM cancel the trainer.
 class CancelOnSignals {
  public:
   explicit CancelOnSignals(optim::Trainer& trainer) {

@@ -33,7 +33,7 @@ struct RunOptions {
   double ddp_timeout = 300;
 };
 
-// The current values of `options` become the defaults. `output_dir` and `seed`: the help texts of these two.
+// The current values of `options` become the defaults. `output_dir` and `seed`: the help texts of these two flags.
 void add_options(Flags& flags, RunOptions& options, std::string output_dir, std::string seed);
 // Throws Error, which names the option.
 void check(const RunOptions& options);
@@ -51,7 +51,8 @@ void resume(optim::Trainer& trainer, const RunOptions& options, const Job& job);
 // train() may run at a time.
 std::optional<optim::TrainResult> train(optim::Trainer& trainer, const Job& job);
 
-// For rank 0: marks the folder as the job's own, after the trainer has removed other runs' checkpoints from it.
+// Rank 0 adds this callback. It marks the folder as the job's own, after the trainer has removed other runs'
+// checkpoints from it.
 class OwnsFolder : public optim::Callback {
  public:
   OwnsFolder(const Job& job, std::string folder) : job_(job), folder_(std::move(folder)) {}

@@ -26,7 +26,7 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 
-// Members that are numbers, and members that are lists of texts, by their names in the file.
+// The members of RunFacts that are numbers, by their names in the JSON file. Below: those that are lists of texts.
 constexpr std::pair<const char*, double RunFacts::*> kNumbers[] = {{"steps_per_s", &RunFacts::steps_per_s},
                                                                    {"first_s", &RunFacts::first_s},
                                                                    {"again_s", &RunFacts::again_s},
@@ -114,7 +114,7 @@ RunReport::RunReport(std::string path) : path_(std::move(path)) {
       return;
     }
     const std::string why(message.substr(kTopic.size()));
-    // A recording whose code exists already is no compilation.
+    // A message about a recording whose code exists already reports no compilation.
     if (absl::StrContains(why, "kernels compiled") && !absl::StrContains(why, "no kernel compiled"))
       facts_.recompilations.emplace_back(absl::StripAsciiWhitespace(why));
   });

@@ -1,4 +1,5 @@
-// What a run measures of itself. --report FILE writes it, and study.h reads it. In generation a step is a token.
+// RunReport: measures the speed, memory and compilations of a run. --report FILE writes the results, and study.h reads
+// them. In generation, a step is one token.
 //
 //   RunReport report("run.json");                                      // before the model is made
 //   report.start({.untimed_steps = 20, .steps_of_epoch = 120});        // then whatever compiles
@@ -24,14 +25,14 @@
 
 namespace rondo::examples {
 
-// NaN: not measured.
+// The results of a run. NaN means that the number was not measured.
 struct RunFacts {
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   double steps_per_s = kUnknown;
   double first_s = kUnknown;                              // seconds from start() to the end of the untimed steps
   double again_s = kUnknown;                              // seconds for the same batches when they come again
   double loss = kUnknown;                                 // mean of the last untimed_steps steps
-  double base_mib = kUnknown, peak_mib = kUnknown;        // resident memory: before the model, and the most
+  double base_mib = kUnknown, peak_mib = kUnknown;        // resident memory: before the model is made, and the most
   double device_peak_mib = kUnknown;                      // the most memory of a device that is not the CPU
   std::vector<std::pair<std::string, int64_t>> compiled;  // blocks, and how often their code was generated
   std::vector<std::string> recompilations;                // why code was generated again
@@ -39,7 +40,7 @@ struct RunFacts {
 
   double compile_s() const { return first_s - again_s; }
   double memory_mib() const { return std::isnan(device_peak_mib) ? peak_mib - base_mib : device_peak_mib; }
-  // Returns how often code was generated for the block with the most compilations; 0: for none.
+  // Returns how often code was generated for the block with the most compilations; 0 if nothing was compiled.
   int64_t most_compilations() const;
 };
 
@@ -64,7 +65,7 @@ class RunReport : public optim::Callback {
 
   void start(Options options);
   void on_step(const optim::Progress& now) override;
-  // Throws FileError.
+  // Writes the report. Throws FileError.
   void write(const compile::Regions& regions);
 
  private:

@@ -71,7 +71,8 @@ void make_empty(const std::string& folder) {
   io::make_folders(folder);
 }
 
-// Runs a command with its output in `log`. Returns why it failed, or "". The command is killed if this process ends.
+// Runs a command and writes its output to `log`. Returns why it failed, or "". The command is killed if this process
+// ends.
 std::string run_command(const Words& command, const Words& environment, const std::string& log, double timeout) {
   std::vector<char*> arguments, assignments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -193,7 +194,8 @@ class Runner {
     if (!s_.options.peer.empty()) io::write_file_atomic(peer, s_.options.peer + "\n");
   }
 
-  // Adds a run. If an earlier study has left its file, the run is read from that file; otherwise it is made.
+  // Adds the result of a run to `runs`. If an earlier study has left the file of this run, reads it; otherwise makes
+  // the run.
   void measure(const StudyRow& row, const std::string& dtype, bool ours, int64_t round, StudyRuns& runs) const {
     const std::string name = at(absl::StrCat("runs/", dtype, "-", row.name, ours ? "-ours-" : "-peer-", round + 1));
     const std::string file = name + ".json", fresh = name + ".new";
@@ -201,7 +203,7 @@ class Runner {
       try {
         return runs.runs.push_back(facts_from_json(text_of_file(file), file));
       } catch (const FileError&) {
-        fs::remove(file);  // damaged: it is measured again
+        fs::remove(file);  // the file is damaged: the run is made again
       }
     }
     make_empty(at("runs/cache"));
@@ -245,7 +247,7 @@ class Runner {
       if (row.code == StudyRow::Code::kArtifact)
         add(fill ? "--save_code=cat > " : "--load_code=cat ", quoted(artifact));
     } else {
-      // env: settings may stand in front of the command.
+      // `env`, because --study_peer may have settings in front of the command.
       command = {"sh", "-c", absl::StrCat("exec env ", s_.options.peer, " \"$@\""), "sh"};
       add("--row=", row.name);
       add("--initial=", at("runs/start"));

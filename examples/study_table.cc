@@ -26,7 +26,7 @@ double median(const StudyRuns& runs, const Figure& figure) {
   for (const RunFacts& run : runs.runs) values.push_back(figure(run));
   return median(values);
 }
-// The median of the ratios within each round.
+// Returns the median over the rounds of the ratio of two runs' figures.
 double ratio(const StudyRuns& over, const StudyRuns& under, const Figure& figure) {
   std::vector<double> ratios;
   for (size_t i = 0; i < std::min(over.runs.size(), under.runs.size()); ++i)
@@ -36,7 +36,7 @@ double ratio(const StudyRuns& over, const StudyRuns& under, const Figure& figure
 
 double speed(const RunFacts& run) { return run.steps_per_s; }
 double first(const RunFacts& run) { return run.first_s; }
-// Times below a millisecond are noise, so they count as a millisecond.
+// Returns the time for compiling. Times below a millisecond are noise, so they count as a millisecond.
 double compiling(const RunFacts& run) { return std::max(run.compile_s(), 1e-3); }
 double memory(const RunFacts& run) { return run.memory_mib(); }
 double loss(const RunFacts& run) { return run.loss; }
@@ -117,7 +117,7 @@ class Checks {
   void add(std::string what, std::string seen, bool holds) {
     out_.push_back({absl::StrCat(dtype_ == "float32" ? "f32: " : "bf16: ", what), std::move(seen), holds});
   }
-  // The row whose `value` is the least, and that value.
+  // The row with the least `value`, and that value.
   struct Worst {
     double value = INFINITY;
     std::string row = {};
@@ -253,7 +253,7 @@ constexpr const char* kLegend =
     "loss: mean of the last untimed steps. Medians over the rounds. ratio: how many times ours "
     "is as fast as the peer, or as short, within a round: more is better.";
 
-// A bar of this length; the longest bar is as wide as the column.
+// Returns the HTML of a bar for `value`. The bar of `longest` is as wide as the column.
 std::string bar(double value, double longest) {
   return std::isnan(value) || longest <= 0
              ? std::string()

@@ -10,7 +10,7 @@
 
 namespace rondo::examples {
 
-// One side of a row: a run for each round.
+// The runs of a row by Rondo or by the peer: one for each round.
 struct StudyRuns {
   std::vector<RunFacts> runs;
   std::string failure;  // why runs are missing; "": none is missing
@@ -24,13 +24,13 @@ struct StudyResult {
 };
 
 struct StudyTable {
-  std::string heading;                          // of the page
-  std::string title;                            // what was measured, and where
-  std::string legend;                           // what the columns are
+  std::string heading;                          // the heading of the page
+  std::string title;                            // what was measured, and on which machine
+  std::string legend;                           // explains the columns
   std::vector<std::string> columns;             // the first two are texts, the others numbers
-  std::vector<std::vector<std::string>> cells;  // of each row
-  std::vector<double> ratios;                   // ours over the peer's speed; NaN: not measured
-  std::vector<std::string> notes;               // of rows: failures, recompilations, graph breaks
+  std::vector<std::vector<std::string>> cells;  // the texts of each row
+  std::vector<double> ratios;                   // by row: our speed over the peer's; NaN: not measured
+  std::vector<std::string> notes;               // failures, recompilations and graph breaks of the rows
   struct Check {
     std::string what, seen;
     bool holds = false;
@@ -38,10 +38,10 @@ struct StudyTable {
   std::vector<Check> checks;  // the study's requirements on our runs, as far as they were measured
 };
 
-// The median over the runs that have measured the figure; NaN if none has.
+// Returns the median of a figure over the runs that have measured it; NaN if none has.
 double median_of(const StudyRuns& runs, double RunFacts::*figure);
 
-// `published`: heads the column of published speeds.
+// Makes the table. `published`: the heading of the column of published speeds.
 StudyTable table_of(const std::string& heading, const std::string& title, const std::string& published,
                     const std::vector<StudyResult>& results);
 std::string to_text(const StudyTable& table);

@@ -7,8 +7,8 @@
 //   train_gpt --study                                       # what compiling gives and costs: gpt_study.h
 //
 // Weights, batches, dropout and samples are functions of (seed, step). So the step in a checkpoint is all the random
-// state there is. Under rondorun every process draws its rows of one common batch: n processes train as one with n
-// times the batch. Rank 0 prints and writes the files.
+// state there is. Under rondorun every process draws its rows of one common batch: n processes make the same steps as
+// one process with n times the batch. Rank 0 prints and writes the files.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -62,7 +62,7 @@ double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, co
   const int64_t rank = group.rank(), world = group.world_size();
   const int64_t all = corpus.val.eval_batches(o.batch_size * world);
   const int64_t n = o.eval_iters > 0 ? std::min(o.eval_iters, all) : all;
-  std::vector<int64_t> parts;  // of this rank; the last batch may have none for it
+  std::vector<int64_t> parts;  // the parts that this rank evaluates; it may have none of the last batch
   for (int64_t i = 0; i < n; ++i)
     if (const int64_t part = i * all / n * world + rank; part < corpus.val.eval_batches(o.batch_size))
       parts.push_back(part);
@@ -122,7 +122,7 @@ optim::StepOptions step_options_of(const TrainOptions& o) {
   return step;
 }
 
-// One run: the constructor builds what the options say, run() trains.
+// One training run. The constructor makes everything that the options ask for; run() trains.
 class Training {
  public:
   Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGroup> group,
@@ -134,12 +134,12 @@ class Training {
   void compile_model();
   void distribute();
   void announce();
-  // This rank's batch `number` of training windows. Batches are counted through all steps.
+  // Returns this rank's batch `number` of training windows. Batches are counted through all steps.
   data::Batch windows(int64_t number) const;
   Tensor loss_of(const data::Batch& batch);
   // Makes one optimizer step on this rank's share of the batch. Returns the mean loss over all ranks.
   double train_step(int64_t step);
-  // --report: runs and times steps or tokens. evaluation_step() returns its loss.
+  // For --report: runs and times steps or tokens. evaluation_step() returns the loss of its batch.
   void measure();
   double evaluation_step();
   void generate_tokens();
@@ -153,7 +153,7 @@ class Training {
   const OptionParser& parser_;
   const TrainOptions& o_;
   const std::shared_ptr<dist::ProcessGroup> group_;
-  const bool lead_;  // rank 0: prints, and writes files
+  const bool lead_;  // this is rank 0, which prints and writes files
   const uint64_t seed_;
   const int64_t first_step_;
   std::optional<RunReport> measured_;  // made first: it measures the memory of what follows
@@ -164,13 +164,13 @@ class Training {
   nn::GPT2 model_;
   optim::AdamW optimizer_;
   std::optional<Compiler> compiler_;
-  std::string warmed_up_;                             // what --warm_up did
+  std::string warmed_up_;                             // a note on what --warm_up compiled
   std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
   std::optional<dist::ShardedOptimizer> shards_;      // with --shard_optimizer
   std::optional<optim::UpdateAtSeams> updates_;       // with --update_at_seams
   data::FunctionBatches windows_;
-  data::DeviceBatches batches_;     // windows_, a batch ahead of the step
-  std::optional<TrainingLog> log_;  // of rank 0
+  data::DeviceBatches batches_;     // reads windows_ one batch ahead of the step
+  std::optional<TrainingLog> log_;  // only on rank 0
 };
 
 Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGroup> group,
@@ -205,7 +205,7 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
   if (measured_ && group_->world_size() > 1) throw Error("--report is about one process");
   batches_.seek({0, first_step_ * o_.gradient_accumulation_steps});
   if (o_.dtype == "float64") model_.to(kF64);
-  model_.to(o_.device);  // before the optimizer makes its states, which are where the parameters are
+  model_.to(o_.device);  // before the optimizer makes its states, which are on the parameters' device
   if (resumed) restore(*resumed);
   if (o_.measure == "generate" && o_.dtype == "bfloat16") model_.to(kBF16);
   if (measured_)
@@ -261,7 +261,8 @@ void Training::announce() {
   if (o_.shard_optimizer && n == 1) say("--shard_optimizer: one process keeps all states.");
 }
 
-// The rows of a step are the same however it is cut into batches and over processes.
+// Returns a batch of windows. All batches of a step together have the same rows, however many batches and processes
+// share them.
 data::Batch Training::windows(int64_t number) const {
   const int64_t step = number / o_.gradient_accumulation_steps, micro = number % o_.gradient_accumulation_steps;
   const int64_t first_row = (micro * group_->world_size() + group_->rank()) * o_.batch_size;
@@ -300,7 +301,7 @@ double Training::train_step(int64_t step) {
     say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
                      optimizer_.skipped_steps(), " such steps)"));
   if (ddp_ && o_.check_ranks) ddp_->check_parameters();
-  return loss.value();  // only now: reading waits until the device has done all that was enqueued
+  return loss.value();  // read only here, because reading waits until the device has done all enqueued work
 }
 
 // Evaluates, logs and saves after a step, as often as the options say.

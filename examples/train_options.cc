@@ -14,9 +14,10 @@ namespace {
 
 constexpr const char* kPrefix = "option.";
 
-// Fixed by a checkpoint: its tensors, or the meaning of its token ids, depend on these.
+// Options that a resumed run must take from the checkpoint: its tensors, or the meaning of its token ids, depend on
+// them.
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
-// These belong to a process, not to the run.
+// Options that belong to one process, not to the run: checkpoints do not contain them.
 const std::set<std::string> kPerProcess = {
     "study",       "study_rows",  "study_steps",  "study_rounds",  "study_timeout", "init_from",       "out_dir",
     "check_ranks", "pin_threads", "dist_timeout", "memory_report", "device",        "shard_optimizer", "explain",

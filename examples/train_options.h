@@ -1,4 +1,4 @@
-// The options of train_gpt. Options that nanoGPT has, too, have its names, and its values for a CPU.
+// The options of train_gpt. Options that nanoGPT has, too, have nanoGPT's names, and its default values for a CPU.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct TrainOptions {
   int64_t n_head = 4;
   int64_t n_embd = 128;
   int64_t block_size = 64;
-  bool bias = true;  // as GPT-2. With false, nanoGPT's default, the loss ends about 0.015 higher here
+  bool bias = true;  // as in GPT-2. With false, nanoGPT's default, the final loss is about 0.015 higher here
   double dropout = 0;
 
   int64_t batch_size = 12;
@@ -31,7 +31,7 @@ struct TrainOptions {
   double learning_rate = 1e-3;
   double min_lr = 1e-4;
   int64_t warmup_iters = 100;
-  int64_t lr_decay_iters = 0;  // 0: max_iters
+  int64_t lr_decay_iters = 0;  // 0: as max_iters
   double beta1 = 0.9;
   double beta2 = 0.99;
   double weight_decay = 0.1;
@@ -43,7 +43,7 @@ struct TrainOptions {
   Device device;
   CompilerOptions compiler;
   std::string dtype = "float32";
-  std::string report, measure = "train";  // run_report.h
+  std::string report, measure = "train";  // see run_report.h
   int64_t untimed_steps = 10;
   StudyOptions study;
   int64_t threads = 0;
@@ -55,7 +55,7 @@ struct TrainOptions {
   int64_t eval_interval = 250;
   int64_t eval_iters = 0;
   int64_t log_interval = 10;
-  int64_t checkpoint_interval = 0;  // 0: eval_interval
+  int64_t checkpoint_interval = 0;  // 0: as eval_interval
   int64_t keep_checkpoints = 2;
   int64_t sample_tokens = 500;
   double temperature = 0.8;
@@ -68,15 +68,15 @@ class OptionParser {
   // Throws Error for an unknown option and for a value out of range.
   explicit OptionParser(int argc, char** argv);
   const Flags& flags() const { return flags_; }
-  // The checked options. Where 0 means "as another option", it is replaced by the value of that option.
+  // Returns the checked options. If 0 means "as another option", the 0 is replaced by the value of that option.
   const TrainOptions& options() const { return options_; }
 
-  // Takes the options of the run that is resumed; the command line has priority. Throws Error if the command line asks
-  // for another model or tokenizer than the checkpoint has.
+  // Takes over the options of the run that is resumed, unless the command line gives them. Throws Error if the command
+  // line asks for another model or tokenizer than the checkpoint has.
   void merge(const io::Checkpoint& checkpoint);
   // Writes the options into a checkpoint's state; merge() reads them back.
   void store(io::Scalars& state) const;
-  // A note for the user, or "".
+  // Returns a note for the user, or "".
   const std::string& note() const { return note_; }
 
  private:

@@ -78,7 +78,7 @@ void TrainingLog::write(optim::MetricsRecord record) {
     eval_loss_ = record.eval_loss;
     io::write_file_atomic(folder_ + "/loss.svg", loss_curve_svg(metrics_.records()));
   }
-  // Without a terminal there is no bar, but about 20 lines a run. Each evaluation prints a line, too.
+  // Without a terminal, prints about 20 lines a run in place of the bar. Each evaluation also prints a line.
   const int64_t every = std::max<int64_t>(1, max_steps_ / 20);
   const bool plain = !terminal_ && (record.step == 1 || record.step % every == 0);
   if (!record.eval_loss && !plain) return;

@@ -1,4 +1,4 @@
-// TrainingLog: the files that a run writes, and what it prints while it runs.
+// TrainingLog: writes the files of a run, and prints its progress.
 //
 //   TrainingLog log("out", /*first_step=*/0, /*max_steps=*/2000, /*tokens_per_step=*/768);
 //   for (...) {
@@ -29,16 +29,16 @@ namespace rondo::examples {
 
 class TrainingLog {
  public:
-  // Continues the log of a run after `first_step` steps. Later lines are removed. Throws FileError.
+  // Continues the log of a run that has made `first_step` steps: removes the lines of later steps. Throws FileError.
   TrainingLog(const std::string& folder, int64_t first_step, int64_t max_steps, int64_t tokens_per_step);
   ~TrainingLog();
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
 
-  // Call these two around the work that is timed. Evaluation and checkpoints are outside.
+  // Call begin_step() and end_step() around the work that is timed: without evaluation and checkpoints.
   void begin_step();
   void end_step(float loss);
-  // Writes a line. Fills in the times of the record.
+  // Writes a line to metrics.jsonl. Fills in the times of the record.
   void write(optim::MetricsRecord record);
   // Makes the lines durable. Called before a checkpoint, so that the log never ends before the checkpoint's step.
   void sync() { metrics_.sync(); }
@@ -47,7 +47,7 @@ class TrainingLog {
 
  private:
   using Clock = std::chrono::steady_clock;
-  std::string eta() const;  // evaluations and checkpoints included
+  std::string eta() const;  // the time until the end of the run, with evaluations and checkpoints
   void draw_bar();
   void clear_bar();
 
@@ -57,8 +57,8 @@ class TrainingLog {
   optim::EventWriter events_;
 
   Clock::time_point started_ = Clock::now(), step_began_, bar_drawn_;
-  int64_t done_;             // steps
-  int64_t timed_steps_ = 0;  // since the last line
+  int64_t done_;             // the number of steps that are done
+  int64_t timed_steps_ = 0;  // the number of steps since the last line
   double timed_ms_ = 0;
   float loss_ = 0;
   std::optional<double> eval_loss_;

@@ -42,7 +42,7 @@ void sums_of_squares(const T* g, double factor, int64_t n_cols, std::span<double
   }
 }
 
-// var += weight (sum / n - var). Returns the mean of var.
+// Updates moving averages: var += weight (sum / n - var). Returns the mean of `var` afterwards.
 template <class C> double move_towards(C* var, std::span<const double> sums, double n, double weight) {
   for (size_t i = 0; i < sums.size(); ++i)
     var[i] = static_cast<C>(static_cast<double>(var[i]) + weight * (sums[i] / n - static_cast<double>(var[i])));
@@ -97,8 +97,8 @@ struct MoveFactors {
   }
 };
 
-// step * max(rms of the parameter, eps2) / max(rms of the update / d, 1). In: the sums of the squares of the parameter
-// and of the update, and the step. Numbers: elements, eps2, d.
+// Computes the size of the step: step * max(rms of the parameter, eps2) / max(rms of the update / d, 1). In: the sums
+// of the squares of the parameter and of the update, and the step. Numbers: elements, eps2, d.
 struct StepSize {
   static constexpr size_t kIn = 3, kNumbers = 3, kOut = 1;
   template <class T>
@@ -173,13 +173,14 @@ void Adafactor::own_scalars(int group, const Tensor& param, std::span<double> sc
 }
 
 namespace {
-// MoveFactors in ops, for devices that run no host code: the same arithmetic in the same order.
+// The work of MoveFactors in ops, for devices that run no host code: the same arithmetic in the same order.
 void move_factors(LaunchQueue& queue, const Tensor& grad, std::span<StateArray> states, const Tensor& decision,
                   const Tensor& weight, double eps1) {
   const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), matrices = grad.numel() / (n_rows * n_cols);
   const DType dtype = states[0].values.dtype();
   const Tensor factor = decision.select(0, 1), updates = ops::equal(decision.select(0, 2), 1.0);
-  // A tensor, because a division by a number of the host multiplies by its inverse, which rounds in another way.
+  // `number` makes a tensor, because a division by a number of the host multiplies by its inverse, which rounds in
+  // another way.
   const auto number = [&](int64_t n) { return Tensor::full({}, static_cast<double>(n), {kF64, grad.device()}); };
   const auto moved = [&](const Tensor& var, const Tensor& sums, int64_t n) {
     const Tensor before = var.to(kF64);

@@ -23,11 +23,12 @@ struct AdafactorOptions {
   double d = 1.0;             // an update with a larger root mean square is scaled down to this one
   double weight_decay = 0;    // decoupled: param -= lr * weight_decay * param
   bool maximize = false;
-  StateFormat state = StateFormat::kFull;  // for vectors; row and column means are always in the compute dtype
+  StateFormat state = StateFormat::kFull;  // of vectors; row and column means are always in the compute dtype
   bool masters = true;                     // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
-// The scalars: sign, weight of the new square, eps1^2, keep, step. A program after the first sweep scales `step`.
+// The scalars of both formulas, in order: sign, weight of the new square, eps1^2, keep, step. A program after the first
+// sweep scales `step`.
 struct AdafactorScalars {
   static constexpr size_t kScalars = 5;
   static constexpr int kWeight = 1, kEps = 2, kStep = 4;

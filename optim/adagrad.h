@@ -35,7 +35,7 @@ struct AdagradFormula {
   }
 };
 
-// Numbers: lr, lr_decay.
+// Computes the rate of a step. Numbers: lr, lr_decay.
 struct AdagradRate {
   static constexpr size_t kNumbers = 2, kOut = 1;
   template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers) {

@@ -7,12 +7,13 @@
 namespace rondo::optim {
 namespace {
 
-// The code that Adam and AdamW share takes Adam's options.
+// Converts AdamW's options to Adam's, which the shared code takes.
 AdamOptions as_adam(const AdamWOptions& o) {
   return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize, o.state, o.masters};
 }
 
-// Both optimizers have one formula. In messages and profiles it has the optimizer's name.
+// Returns the plan of Adam or AdamW: both have one formula. In messages and profiles, the plan has the optimizer's
+// name.
 template <bool kDecoupled> const UpdatePlan& adam_plan(const AdamOptions& o, const Tensor& /*param*/) {
   static const UpdatePlan& plain = *new UpdatePlan(plan_of<AdamFormula<false>>(
       kDecoupled ? "adamw" : "adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}}));

@@ -35,7 +35,8 @@ struct AdamWOptions {
   bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
-// One formula for both kinds of decay: AdamW sets l2 = 0, Adam sets keep = 1. These two values change no bit.
+// One formula for both kinds of decay: AdamW sets l2 = 0, Adam sets keep = 1. With these values, the unused term
+// changes no bit of the result.
 template <bool kAmsgrad> struct AdamFormula {
   static constexpr size_t kStates = kAmsgrad ? 3 : 2, kScalars = 9;
 

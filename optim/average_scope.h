@@ -1,4 +1,5 @@
-// AverageScope: evaluation with the moving averages of an optimizer (Optimizer::track_average).
+// AverageScope: puts the moving averages of an optimizer (Optimizer::track_average) into the parameters, for
+// evaluation.
 //
 //   {
 //     const optim::AverageScope scope(optimizer);
@@ -36,7 +37,7 @@ class AverageScope {
   AverageScope(const AverageScope&) = delete;
   AverageScope& operator=(const AverageScope&) = delete;
 
-  // Swaps back: the parameters have their own values again. Throws what the device reports.
+  // Swaps back: the parameters have their own values again. Throws the device's error, if it has failed.
   void end();
 
  private:
@@ -44,7 +45,7 @@ class AverageScope {
   void swap();
 
   Optimizer& optimizer_;
-  std::vector<Tensor> values_, averages_;          // swapped element by element
+  std::vector<Tensor> values_, averages_;          // each pair is swapped element by element
   std::vector<std::pair<Tensor, Tensor>> copied_;  // tensors of another dtype than their averages, with a copy
   bool active_ = false;
 };

@@ -16,7 +16,7 @@
 
 namespace rondo::optim {
 
-// The value of a code (an integer from 0 to 255) in a block.
+// Returns the value of a code (an integer from 0 to 255) in a block with this scale.
 template <bool kSigned, class T> [[gnu::always_inline]] inline T decode8(T code, T scale) {
   using namespace scalar;
   constexpr double kLowest = kSigned ? -6 : -14;  // exponent of the smallest normal value
@@ -33,15 +33,16 @@ template <bool kSigned, class T> [[gnu::always_inline]] inline T decode8(T code,
   return value;
 }
 
-// The factor that encode8 takes: 1 / scale. It is 0, and the block becomes zeros, if the scale is below the smallest
-// normal f32.
+// Returns the factor for encode8: 1 / scale. If the scale is below the smallest normal f32, the factor is 0, and the
+// codes of the block are those of zeros.
 template <class T> [[gnu::always_inline]] inline T inverse8(T scale) {
   using namespace scalar;
   const T one = constant(scale, 1.0);
   return select(lt(scale, constant(scale, 0x1p-126)), constant(scale, 0.0), one / scale);
 }
 
-// The code nearest to a value, ties to even. The code of a NaN is unspecified: its scale is a NaN, too.
+// Returns the code nearest to a value, ties to even. The code of a NaN is unspecified, which does no harm: the scale of
+// its block is NaN, too.
 template <bool kSigned, class T> [[gnu::always_inline]] inline T encode8(T value, T inverse) {
   using namespace scalar;
   constexpr double kLowest = kSigned ? -6 : -14;
@@ -55,7 +56,8 @@ template <bool kSigned, class T> [[gnu::always_inline]] inline T encode8(T value
   return select(lt(zero, value), select(lt(code, one), one, code), code);
 }
 
-// The stored byte of a code: the low byte of an integer-valued f32. Defined for every input, like LoopOp::kStore to u8.
+// Returns the byte to store for a code: the low byte of an integer-valued f32. Defined for every input, like
+// LoopOp::kStore to u8.
 inline uint8_t low_byte(float integer) { return static_cast<uint8_t>(std::bit_cast<uint32_t>(integer + 0x1.8p23f)); }
 
 }  // namespace rondo::optim

@@ -23,10 +23,10 @@ struct Decision;
 
 class BufferAverages {
  public:
-  // The step that averages join.
+  // The step that the updates of the averages join.
   struct Joined {
-    const char* optimizer;  // its name, for messages
-    Device device;          // of the parameters
+    const char* optimizer;  // the optimizer's name, for messages
+    Device device;          // the device of the parameters
     double decay;
     bool warmup;  // AverageOptions::warmup
     StepPasses& passes;
@@ -34,7 +34,7 @@ class BufferAverages {
 
   explicit BufferAverages(std::vector<Tensor> buffers);
 
-  // The buffers as given, and the average of each. A buffer that is not floating-point has itself as average.
+  // Return the buffers as given, and the average of each. For a buffer that is not floating-point: the buffer itself.
   const std::vector<Tensor>& buffers() const { return buffers_; }
   std::vector<Tensor> averages() const;
 

@@ -18,18 +18,19 @@
 namespace rondo::optim {
 namespace {
 
-// In: the square of the norm. Number: max_norm. Out: the norm, the factor, and 1 if the gradients are to be scaled.
+// Computes the factor of clipping. In: the square of the norm. Number: max_norm. Out: the norm, the factor, and 1 if
+// the gradients are to be scaled, else 0.
 struct Clip {
   static constexpr size_t kIn = 1, kNumbers = 1, kOut = 3;
   template <class T>
   static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
     const T norm = scalar::sqrt(in[0]), zero = scalar::constant(norm, 0.0), one = scalar::constant(norm, 1.0);
     const T factor = numbers[0] / (norm + scalar::constant(norm, 1e-6));
-    return {norm, factor, scalar::select(scalar::le(one, factor), zero, one)};  // a NaN factor scales
+    return {norm, factor, scalar::select(scalar::le(one, factor), zero, one)};  // 1 for a NaN factor
   }
 };
 
-// value 0 *= scalar 0
+// Computes values[0] *= scalars[0].
 template <class C> void scale(const void* /*context*/, C* const* values, const C* scalars, int64_t n) {
   C* __restrict value = values[0];
   const C factor = scalars[0];
@@ -79,7 +80,7 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   const Device device = !grads.empty() ? grads[0].device() : any != params.end() ? any->device() : default_device();
   Tensor result = Tensor::empty({}, {kF64, device});
   auto* norm = reinterpret_cast<double*>(result.mutable_address());
-  // The square of the norm, the factor, whether to scale, and max_norm.
+  // The four numbers: the square of the norm, the factor, whether to scale, and max_norm.
   const Storage kept = numbers_on(device, {0, 1, 0, max_norm});
   auto* const values = reinterpret_cast<double*>(kept.data());
   enqueue_sum_of_squares(device, operands, values);
@@ -98,7 +99,7 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
     if (!table.items.empty()) queue.add(pass, compile::Condition{values + 2, 1});
   }
   queue.make_ready();
-  for (Tensor& grad : grads) static_cast<void>(grad.mutable_address());  // written from here on
+  for (Tensor& grad : grads) static_cast<void>(grad.mutable_address());  // tells the tape that it is written
   queue.submit();
   return result;
 } catch (const std::bad_alloc&) {

@@ -1,4 +1,4 @@
-// Compiled optimizer steps: one generated kernel for each signature (formula, dtypes, step options), which walks a
+// Compiles optimizer steps: generates one kernel for each signature (formula, dtypes, step options). A kernel walks a
 // table of pointers to the parameters. The cost of compiling does not depend on the number of parameters. The code
 // contains nothing that changes from step to step (learning rate, bias corrections, clipping, loss scale, decay of the
 // average).
@@ -15,7 +15,8 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// From now on step() runs generated code. Returns Optimizer::kernels(). Throws Error if Rondo was built without LLVM.
+// Makes step() run generated code from now on. Returns Optimizer::kernels(). Throws Error if Rondo was built without
+// LLVM.
 KernelReport compile(Optimizer& optimizer);
 
 }  // namespace rondo::optim

@@ -19,7 +19,7 @@
 namespace rondo::optim {
 namespace {
 
-// Eager runs work on so many elements at a time: their buffers stay in the first-level cache.
+// The number of elements that eager runs work on at a time: their buffers then stay in the first-level cache.
 constexpr int64_t kStrip = 1024;
 static_assert(kStrip % kLanes == 0 && kStrip % kBlock8 == 0 && kRow % kLanes == 0 && kRowBlock % kStrip == 0);
 
@@ -46,7 +46,7 @@ template <class C> void store_strip(DType dtype, void* data, int64_t at, int64_t
   });
 }
 
-// Values of 8-bit arrays are computed in f32.
+// Encodes values as 8-bit codes, and computes their scale. The values of 8-bit arrays are always f32.
 void store_codes(Format format, uint8_t* __restrict codes, float& scale, int64_t n, const float* __restrict values) {
   float largest[kLanes] = {};
   for (int64_t i = 0; i < n; ++i) largest[i % kLanes] = scalar::maximum(largest[i % kLanes], scalar::abs(values[i]));
@@ -63,7 +63,7 @@ std::byte* at(void* data, DType dtype, int64_t index) {
   return static_cast<std::byte*>(data) + index * static_cast<int64_t>(size_of(dtype));
 }
 
-// A body that leaves every value as it is.
+// The function of a body that leaves every value as it is.
 template <class C> void keep_values(const void*, C* const*, const C*, int64_t) {}
 void build_nothing(const void*, LoopValue*, const LoopValue*) {}
 
@@ -85,7 +85,7 @@ std::shared_ptr<Foreach> make_if_skipped(std::vector<ArraySpec> arrays) {
     ++body.n_values;
     a.zero = a.zero || (a.fresh && a.layout == Layout::kFull);
     any = any || a.zero;
-    if (a.role == Role::kSum) a.dtype = kF32, a.layout = Layout::kPerRow;  // not touched
+    if (a.role == Role::kSum) a.dtype = kF32, a.layout = Layout::kPerRow;  // a sum is not touched
     a.role = Role::kValue;
   }
   return any ? std::make_shared<Foreach>(body, std::move(arrays)) : nullptr;

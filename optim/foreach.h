@@ -55,28 +55,29 @@ class Foreach {
   bool is(const Body& body, std::span<const ArraySpec> arrays) const;
   int n_operands() const { return n_operands_; }
   int n_arrays() const { return static_cast<int>(arrays_.size()); }
-  // The width of an item's rows if the formula does not depend on the shape. 0: the item is one row.
+  // Returns the width of an item's rows for formulas that do not depend on the shape; 0 if the item is one row.
   int64_t row_width() const { return row_width_; }
   DType compute() const { return compute_; }
-  // Bit k: array k is written.
+  // Returns a bit mask: bit k is set if the pass writes array k.
   uint32_t written() const { return written_; }
   ForeachItem item(int64_t numel, int64_t width, const double* scalars) const;
 
-  // From now on the pass runs generated code. Returns the number of kernels that had to be compiled: 0 or 1. If the
-  // device's kernels are generated, this is called before the first launch.
+  // Makes the pass run generated code from now on. Returns the number of kernels that had to be compiled: 0 or 1. If
+  // the device's kernels are generated, this is called before the first launch.
   int compile(Device device = kCPU);
   bool compiled() const;
-  // The generated kernel, for dumps.
+  // Returns the loop kernel that code is generated from, for dumps.
   const compile::LoopKernel& kernel() const;
 
   // Enqueues the generated code.
   void run_compiled(const ForeachTable& table, const compile::Condition& when) const;
-  // Does the part of run_compiled() that may fail, and returns the rest; see compile::TableLaunch::ready.
+  // Does the part of run_compiled() that may fail. Returns a function that does the rest; see
+  // compile::TableLaunch::ready.
   absl::AnyInvocable<void()> ready(const ForeachTable& table, const compile::Condition& when) const;
   // Runs the host's own kernel at once. launch() calls it in stream order.
   void run_eager(const ForeachTable& table) const;
-  // The pass that replaces this one in a skipped step: it only writes fresh copies and zeroes arrays. It takes the
-  // table of this pass. Null: there is nothing to do.
+  // Returns the pass that replaces this one in a skipped step: it only writes fresh copies and zeroes arrays, and takes
+  // the same table. Null if a skipped step has nothing to do.
   const std::shared_ptr<Foreach>& if_skipped() const { return if_skipped_; }
 
  private:
@@ -84,17 +85,18 @@ class Foreach {
 
   Body body_;
   std::vector<ArraySpec> arrays_;
-  std::vector<int> scale_operand_;  // by array; -1: it has no scales
+  std::vector<int> scale_operand_;  // by array: the operand that has its scales; -1: none
   int n_operands_ = 0;
   int64_t row_width_ = 0;
   bool by_rows_ = false;  // work is split between threads at row ends only
   DType compute_ = kF32;
   uint32_t written_ = 0;
-  std::shared_ptr<compile::TableLaunch> launch_;  // generated code
+  std::shared_ptr<compile::TableLaunch> launch_;  // the generated code, once the pass is compiled
   std::shared_ptr<Foreach> if_skipped_;
 };
 
-// Enqueues a pass, which runs if `when` holds at its turn. `eager`: as host code, although there is generated code.
+// Enqueues a pass, which runs if `when` holds at its turn. `eager`: runs the host code even if the pass has generated
+// code.
 void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
             const compile::Condition& when = {}, bool eager = false);
 // Returns the pass of a body without context, for a device. The process has one such pass for each signature, for work

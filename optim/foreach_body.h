@@ -17,9 +17,9 @@ inline constexpr int64_t kBlock8 = 256, kRow = 1024;
 
 enum class Role : uint8_t {
   kValue,    // an operand of the formula; written back if the formula changes it
-  kSum,      // a sum that the formula adds to. In memory: an f64 for each row
-  kAverage,  // a += scalar 1 * (value 0 - a), after the formula: an exponential moving average
-  kCopy,     // becomes value 0 after the formula, in another dtype
+  kSum,      // a sum that the formula adds to; an f64 for each row in memory
+  kAverage,  // after the formula, a += scalars[1] * (values[0] - a): an exponential moving average
+  kCopy,     // after the formula, becomes values[0] in another dtype
 };
 enum class Format : uint8_t { kPlain, kSigned8, kUnsigned8 };
 enum class Layout : uint8_t { kFull, kPerRow, kPerColumn };
@@ -29,8 +29,9 @@ struct ArraySpec {
   DType dtype = kF32;
   Format format = Format::kPlain;
   Layout layout = Layout::kFull;
-  bool zero = false;  // filled with zeros at the end, also if the pass is skipped; the formula's value is not stored
-  // Holds nothing before the pass. A skipped pass fills it with zeros; a copy gets value 0.
+  bool zero = false;  // filled with zeros at the end, even if the pass is skipped; the formula's value is not stored
+  // True if the array holds nothing before the pass. A skipped pass then fills it: a copy with values[0], another array
+  // with zeros.
   bool fresh = false;
   bool operator==(const ArraySpec&) const = default;
 };
@@ -44,7 +45,7 @@ struct Body {
   void (*build)(const void* context, LoopValue* values, const LoopValue* scalars) = nullptr;
   // Bit k: f32 and f64 never store to values[k]. They may store to the other arrays even if nothing changes.
   uint32_t keeps = 0;
-  bool wide = false;                            // computes in f64 on arrays of any dtype
+  bool wide = false;                            // true: computes in f64 on arrays of any dtype
   const void* context = nullptr;                // passed to the functions
   std::shared_ptr<const void> owner = nullptr;  // keeps `context` alive, because a pass may run later
 };

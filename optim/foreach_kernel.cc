@@ -15,7 +15,7 @@ using compile::LoopKernel;
 using compile::Operand;
 using compile::Stage;
 
-// Stands for a size that is read at run time (kernel_table.h): anything but 0 and 1.
+// Stands for a size that is read at run time (kernel_table.h). Any number but 0 and 1 would do.
 constexpr int64_t kAnySize = int64_t{1} << 20;
 
 class KernelBuilder final : public LoopBuilder {
@@ -72,7 +72,7 @@ class KernelBuilder final : public LoopBuilder {
     return std::move(kernel_);
   }
 
-  // ---- LoopBuilder, for formulas
+  // ---- LoopBuilder: the functions that formulas call
   LoopValue emit(LoopOp op, DType type, LoopValue a, LoopValue b, LoopValue c) override {
     return append({.op = op, .type = type, .a = a.id, .b = b.id, .c = c.id}, stage().column);
   }
@@ -218,7 +218,7 @@ class KernelBuilder final : public LoopBuilder {
   void prune() {
     const std::vector<Instr> all = std::move(kernel_.instrs);
     std::vector<bool> used(all.size());
-    for (size_t i = all.size(); i-- > 0;) {  // arguments come first
+    for (size_t i = all.size(); i-- > 0;) {  // arguments come before the instructions that use them
       if (all[i].op == LoopOp::kStore) used[i] = true;
       if (!used[i]) continue;
       for (int32_t arg : {all[i].a, all[i].b, all[i].c})

@@ -14,7 +14,8 @@
 namespace rondo::optim {
 namespace {
 
-// The memory of tensor `tensor` of list `list`, from its first element to its last.
+// The memory of one tensor, from its first element to its last. `list` and `tensor`: the index of its list, and its
+// index in the list.
 struct Extent {
   const std::byte *begin, *end;
   size_t list, tensor;
@@ -32,7 +33,7 @@ void require_apart(std::vector<Extent>& extents) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.begin, a.list, a.tensor) < std::tie(b.begin, b.list, b.tensor);
   });
-  const Extent *farthest = nullptr, *farthest_written = nullptr;  // the earlier ones that end last
+  const Extent *farthest = nullptr, *farthest_written = nullptr;  // among the earlier extents, those that end last
   for (const Extent& extent : extents) {
     const Extent* const other = extent.written ? farthest : farthest_written;
     if (other != nullptr && extent.begin < other->end) {

@@ -39,9 +39,9 @@ namespace rondo::optim {
 class MapPasses {
  public:
   explicit MapPasses(bool compiled) : compiled_(compiled) {}
-  // Throws Error if lists do not match, or hold something that is not a floating-point tensor, or are on two devices,
-  // or if a tensor that is written shares memory with another one of the lists: an element would be read before or
-  // after the write, depending on how the pass runs.
+  // Runs the body on the lists. Throws Error if lists do not match, or hold something that is not a floating-point
+  // tensor, or are on two devices, or if a tensor that is written shares memory with another one of the lists: an
+  // element would be read before or after the write, depending on how the pass runs.
   void run(const Body& body, std::span<const std::span<const Tensor>> lists, std::span<const double> scalars);
   int kernels() const { return static_cast<int>(passes_.size()); }
 
@@ -58,7 +58,7 @@ template <class Fn, bool... kIsList> struct MapBody {
   static constexpr size_t kArgs = sizeof...(kIsList), kLists = (size_t{kIsList} + ...), kNumbers = kArgs - kLists;
   static_assert(kLists >= 1 && kLists <= kMaxValues && kNumbers <= kMaxScalars,
                 "too many lists or numbers, or no list");
-  // Argument k is list or number ordinal(k).
+  // Argument k of the lambda is the ordinal(k)-th list or the ordinal(k)-th number.
   static constexpr size_t ordinal(size_t k) {
     constexpr bool is_list[] = {kIsList...};
     size_t count = 0;
@@ -116,7 +116,7 @@ template <class Fn> class ForeachMap {
     (take(args), ...);
     passes_.run(body, lists, std::span(numbers).first(number));
   }
-  // The number of signatures that it has met so far.
+  // Returns the number of signatures that this object has met so far.
   int kernels() const { return passes_.kernels(); }
 
  private:

@@ -33,17 +33,18 @@ struct StateSpec {
   const char* name;
   bool nonnegative = false;  // then 8-bit states need no sign bit (block8.h)
   Layout layout = Layout::kFull;
-  bool transient = false;  // exists during a step only
+  bool transient = false;  // the state exists during a step only
 };
 
 // Returns the sizes of a state, for a parameter of the sizes `param`.
 Dims sizes_of(const StateSpec& spec, const Dims& param);
 
-// How state is kept. All arithmetic is in f32; formats below that need parameters of at most 32 bits.
+// The format in which states are kept. In all formats, the arithmetic is in the compute dtype. kBF16 and k8Bit need
+// parameters of at most 32 bits.
 enum class StateFormat : uint8_t {
   kFull,  // the compute dtype
-  kBF16,  // half the memory. Changes below 2^-9 of a value are lost: choose beta2 accordingly
-  k8Bit,  // a quarter: one byte and 1/64 for scales (block8.h). Parameters below 4,096 elements keep kFull
+  kBF16,  // half the memory. Changes below 2^-9 of a value are lost, so choose beta2 accordingly
+  k8Bit,  // a quarter: one byte an element and 1/64 for scales (block8.h). Below 4,096 elements: as kFull
 };
 
 struct StateInit {
@@ -59,7 +60,7 @@ struct StateArray {
   Tensor scales;  // the scales of 8-bit values, otherwise undefined
   std::byte* values_data = nullptr;
   std::byte* scales_data = nullptr;
-  void locate();  // sets the addresses
+  void locate();  // sets values_data and scales_data
 };
 
 // A program on the scalars of a parameter (scalar_program.h), given by its body and by which scalars of the formula it
@@ -86,10 +87,10 @@ struct Sweep {
 // those that depend on the parameter's step count (1 in its first step), which only the device knows.
 struct ScalarRule {
   std::array<double, kMaxScalars - kFirstScalar> values = {};
-  // In: the factor of the gradients, then the step. Out: the factor, then `writes` (formula_code.h: StepProgram). Null:
-  // no scalar depends on the step.
+  // Computes the scalars `writes` from the step. In: the factor of the gradients, then the step. Out: the factor, then
+  // `writes` (StepProgram in formula_code.h). Null if no scalar depends on the step.
   const RowProgram* program = nullptr;
-  std::array<double, kMaxNumbers> numbers = {};  // of the program
+  std::array<double, kMaxNumbers> numbers = {};  // the numbers of the program
 };
 
 // How one parameter is updated. Most optimizers have one sweep. An optimizer that needs something of the whole tensor
@@ -110,7 +111,7 @@ template <class Formula> Body body_of(const char* name);
 template <class Program> Body program_body(const char* name);
 // `writes`: the scalars of the formula that the program computes.
 template <class Rule> RowProgram step_program(const char* name, std::vector<int> writes);
-// The plan of an optimizer with one sweep.
+// Returns the plan of an optimizer with one sweep.
 template <class Formula> UpdatePlan plan_of(const char* name, std::vector<StateSpec> states) {
   return {std::move(states), {{body_of<Formula>(name)}}};
 }

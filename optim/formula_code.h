@@ -25,7 +25,7 @@ template <class Formula> struct FormulaBody {
   static constexpr size_t kArrays = 2 + kStates + kSums;
   static_assert(kStates <= kMaxStates && kArrays <= kMaxValues && kFirstScalar + kScalars <= kMaxScalars);
 
-  // v: param, grad, states, sums.
+  // Applies the formula to one element. `v`: the parameter, its gradient, its states, its sums.
   template <class T>
   [[gnu::always_inline]] static void apply(std::array<T, kArrays>& v, const std::array<T, kScalars>& scalars,
                                            T factor) {
@@ -81,7 +81,7 @@ template <class Formula> Body body_of(const char* name) {
           .keeps = 1u << 1};  // the gradient
 }
 
-// A scalar program (scalar_program.h) from a type with kIn, kNumbers, kOut and run().
+// Makes the body of a scalar program (scalar_program.h) from a type with kIn, kNumbers, kOut and run().
 template <class Program> struct ProgramBody {
   static constexpr size_t kIn = Program::kIn, kNumbers = Program::kNumbers, kOut = Program::kOut;
   static_assert(kIn + kOut <= kMaxValues && kNumbers <= kMaxScalars);
@@ -115,7 +115,7 @@ template <class Program> Body program_body(const char* name) {
           .keeps = (1u << B::kIn) - 1};
 }
 
-// The program of a ScalarRule, from a type with kNumbers, kOut and
+// Makes the program of a ScalarRule from a type with kNumbers, kOut and
 //   template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers);
 template <class Rule> struct StepProgram {
   static constexpr size_t kIn = 2, kNumbers = Rule::kNumbers, kOut = 1 + Rule::kOut;

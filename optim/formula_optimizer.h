@@ -40,7 +40,7 @@ void check_not_negative(const char* optimizer, std::initializer_list<std::pair<c
 
 // The functions of an optimizer that must be kernel code.
 template <class Options> struct FormulaCode {
-  // How one parameter is updated. Throws Error if this optimizer cannot update it.
+  // Returns the plan by which a parameter is updated. Throws Error if this optimizer cannot update it.
   const UpdatePlan& (*plan)(const Options& options, const Tensor& param);
   ScalarRule (*rule)(const Options& options);
 };
@@ -55,7 +55,8 @@ template <class Self, class Options> class FormulaOptimizer : public Optimizer {
     for (const ParamGroup<Options>& group : groups) add_param_group(group);
     check_has_parameters();
   }
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
+  // Adds a group; see Optimizer::n_groups(). Throws what the constructor throws, and then leaves the optimizer
+  // unchanged.
   void add_param_group(const ParamGroup<Options>& group) {
     within_memory(Self::kName, [&] {
       groups_.push_back(group.options);

@@ -17,7 +17,8 @@ namespace rondo::amp {
 
 namespace {
 
-// In: whether a step of this iteration has overflowed, and Decision::skipped. Out: the new value of the first.
+// Records an overflow. In: whether an earlier step of this iteration has overflowed, and Decision::skipped. Out: the
+// new value of the first.
 struct NoteOverflow {
   static constexpr size_t kIn = 2, kNumbers = 0, kOut = 1;
   template <class T>
@@ -28,8 +29,8 @@ struct NoteOverflow {
 
 const double* written(Tensor& value) { return reinterpret_cast<const double*>(value.mutable_address()); }
 
-// In and out: the scale, the good steps, the skipped iterations, whether this iteration has overflowed.
-// Numbers: growth_factor, backoff_factor, growth_interval, the smallest and the largest scale.
+// Computes the next scale. In and out: the scale, the good steps, the skipped iterations, whether this iteration has
+// overflowed. Numbers: growth_factor, backoff_factor, growth_interval, the smallest and the largest scale.
 struct UpdateScale {
   static constexpr size_t kIn = 4, kNumbers = 5, kOut = 4;
   template <class T>
@@ -50,12 +51,12 @@ struct UpdateScale {
 
 }  // namespace
 
-// f64 scalars on one device.
+// All values are f64 scalars on one device.
 struct GradScaler::State {
-  Tensor scale, good_steps, skipped;  // good_steps: since the scale changed
+  Tensor scale, good_steps, skipped;  // good_steps: steps since the scale changed
   Tensor overflowed;                  // 1 if a step of this iteration was skipped
-  bool placed = false;                // a loss or a step has decided on the device
-  bool stepped = false;               // in this iteration
+  bool placed = false;                // the first loss or step has decided on which device the values are
+  bool stepped = false;               // a step was made in this iteration
 
   static State of(double scale, int64_t good_steps, int64_t skipped, Device device) {
     const auto value = [device](auto number) { return Tensor::full({}, static_cast<double>(number), {kF64, device}); };

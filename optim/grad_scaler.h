@@ -1,6 +1,6 @@
-// GradScaler: keeps small gradients of f16 training above underflow. The loss is multiplied by a scale. The optimizer
-// divides the gradients by it, in the pass that it makes anyway, and skips the step if a gradient overflowed. The scale
-// falls after a skipped step and rises after many good ones (Micikevicius et al., 2018, section 3.2).
+// GradScaler: keeps small gradients of f16 training from underflowing to 0. The loss is multiplied by a scale. The
+// optimizer divides the gradients by it, in the pass that it makes anyway, and skips the step if a gradient overflowed.
+// The scale falls after a skipped step and rises after many good ones (Micikevicius et al., 2018, section 3.2).
 //
 //   amp::GradScaler scaler;
 //   { amp::Autocast lower(kF16); loss = model.loss(x, y); }
@@ -8,8 +8,8 @@
 //   scaler.step(optimizer, {.max_norm = 1.0});   // divides, clips, checks; may skip
 //   scaler.update();
 //
-// The scale and its history are values on the device of the loss and the parameters. scale(), step() and update() read
-// nothing back; get_scale(), skipped() and state_dict()'s readers wait for the device.
+// The scale and its history are values on the device of the loss and the parameters. scale(), step() and update() do
+// not wait for the device. get_scale() and skipped() wait for it, and so does reading the tensors of state_dict().
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class GradScaler {
  public:
   // Throws Error unless growth_factor is above 1 and backoff_factor between 0 and 1.
   explicit GradScaler(GradScalerOptions options = {});
-  // A copy has its own scale and history.
+  // A copy of a GradScaler has its own scale and history.
   GradScaler(const GradScaler& other);
   GradScaler& operator=(const GradScaler& other);
   ~GradScaler();
@@ -49,9 +49,10 @@ class GradScaler {
   void update();
 
   double get_scale() const;
-  int64_t skipped() const;  // iterations in which a step was skipped
+  int64_t skipped() const;  // returns the number of iterations in which a step was skipped
 
-  // Copies: "scale", "growth_factor" and "backoff_factor" f64, "growth_interval", "growth_tracker" and "skipped" i64.
+  // Returns copies of the values: "scale", "growth_factor" and "backoff_factor" f64, "growth_interval",
+  // "growth_tracker" and "skipped" i64.
   nn::StateDict state_dict() const;
   // Restores all values of state_dict(). States of earlier versions lack the factors and the interval: then the scaler
   // keeps its own. Throws nn::StateDictError, before anything is changed, if another value is missing, is not a number

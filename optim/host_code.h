@@ -1,4 +1,5 @@
-// Host code on a device's stream: the only place in optim/ that enqueues it. Devices whose kernels are generated run
+// Enqueues host code on a device's stream. No other file in optim/ does this. Devices whose kernels are generated run
+// no host code: for them every pass is a launch of generated code.
 // none: there every pass is a launch of generated code.
 #pragma once
 

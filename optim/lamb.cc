@@ -7,7 +7,8 @@
 namespace rondo::optim {
 namespace {
 
-// In: the squares of the parameter's norm and of the step's. Out: the ratio of the norms; 1 if one of them is 0.
+// Computes the trust ratio. In: the squares of the parameter's norm and of the step's. Out: the parameter's norm over
+// the step's norm, or 1 if one of them is 0.
 struct TrustRatio {
   static constexpr size_t kIn = 2, kNumbers = 0, kOut = 1;
   template <class T>

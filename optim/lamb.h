@@ -22,7 +22,7 @@ struct LAMBOptions {
   bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
-// Adam's step r of section 3.3, from the averages after their update.
+// Computes Adam's step r of section 3.3 from the averages, which are already updated.
 struct LAMBScalars {
   static constexpr size_t kScalars = 9;
   template <class T> static T direction(T param, T exp_avg, T exp_avg_sq, const std::array<T, kScalars>& s) {

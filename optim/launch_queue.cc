@@ -39,7 +39,7 @@ void LaunchQueue::add(absl::AnyInvocable<void()> work) {
 }
 
 void LaunchQueue::make_ready() {
-  if (runs_host_code(device_)) return;  // launches of host code need nothing
+  if (runs_host_code(device_)) return;  // launches of host code need no preparation
   for (Entry& entry : entries_)
     if (entry.pass != nullptr) entry.work = entry.pass->ready(tables_[entry.table], entry.when);
 }

@@ -36,7 +36,7 @@ class LaunchQueue {
  public:
   // Empties the queue; later launches are for this device. Tables keep their memory.
   void start(Device device);
-  // False: add() launches at once, for work that changes nothing that lasts. True after start().
+  // With `kept` = false, add() launches at once: for work that changes nothing that lasts. start() sets it to true.
   void keep(bool kept) { keeps_ = kept; }
 
   // Returns an empty table for the next add(). It is valid until start().
@@ -48,7 +48,7 @@ class LaunchQueue {
   // Adds a function that submit() calls between the launches, in order of addition. It may not need memory or load
   // code.
   void add(absl::AnyInvocable<void()> work);
-  // Keeps memory that launches point to.
+  // Keeps memory alive that launches point to, until submit() has enqueued them.
   void hold(Storage memory) { held_.push_back(std::move(memory)); }
 
   void make_ready();
@@ -57,7 +57,7 @@ class LaunchQueue {
 
  private:
   struct Entry {
-    std::shared_ptr<const Foreach> pass;  // null: `work` is all
+    std::shared_ptr<const Foreach> pass;  // null: the entry is only `work`
     size_t table = 0;
     compile::Condition when;
     bool eager = false;

@@ -29,7 +29,7 @@ struct LionFormula {
     T& exp_avg = states[0];
     const T g = grad * sign;
     const T ahead = scalar::fma(weight1, g - exp_avg, exp_avg);
-    // A NaN reaches the parameter: sign() would hide it.
+    // If `ahead` is NaN, the parameter becomes NaN, too. sign() would hide the NaN.
     const T direction = scalar::select(scalar::eq(ahead, ahead), scalar::sign(ahead), ahead);
     exp_avg = scalar::fma(weight2, g - exp_avg, exp_avg);
     param = scalar::fma(-lr, direction, param * keep);

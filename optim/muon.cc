@@ -25,7 +25,7 @@ Tensor newton_schulz(Tensor x, const std::array<double, 3>& coefficients, int st
   return x;
 }
 
-// 1 / max(norm, eps). In: the square of the norm. Number: eps.
+// Computes 1 / max(norm, eps). In: the square of the norm. Number: eps.
 struct InverseNorm {
   static constexpr size_t kIn = 1, kNumbers = 1, kOut = 1;
   template <class T>
@@ -63,7 +63,7 @@ void Muon::check(const MuonOptions& o) {
 
 FormulaCode<MuonOptions> Muon::code() { return {&muon_plan, &muon_rule}; }
 
-// Makes the directions of a group orthogonal: in a compiled region if the optimizer is compiled.
+// Makes the step matrices of a group orthogonal. Runs in a compiled region if the optimizer is compiled.
 struct Muon::Iterations {
   Tensor operator()(const Tensor& matrix, const MuonOptions& o, bool compiled);
 
@@ -73,12 +73,12 @@ struct Muon::Iterations {
     Tensor operator()(const Tensor& x) const { return newton_schulz(x, coefficients, steps); }
     bool operator==(const Function&) const = default;
   };
-  std::optional<Function> compiled_for;  // loading a state may change the options
+  std::optional<Function> compiled_for;  // the function that `region` compiles; a loaded state may change its options
   std::optional<compile::Compiled<Function>> region;
 };
 
 Tensor Muon::Iterations::operator()(const Tensor& matrix, const MuonOptions& o, bool compiled) {
-  Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // the inverse of the norm
+  Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // becomes 1 / max(norm, eps)
   auto* at = reinterpret_cast<double*>(inverse.mutable_address());
   const NormOperand all[] = {{matrix.address(), matrix.dtype(), matrix.numel()}};
   enqueue_sum_of_squares(matrix.device(), all, at);

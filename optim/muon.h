@@ -1,8 +1,8 @@
 // Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
 // kellerjordan.github.io/posts/muon), in PyTorch's form. The step is the momentum of a matrix, made nearly orthogonal
 // by Newton-Schulz iterations. Use Muon for the matrices of hidden layers, and another optimizer for embeddings, heads
-// and vectors. One sweep runs before the iterations and one after them. The iterations are matrix products; they run in
-// a compiled region if the optimizer is compiled.
+// and vectors. A first sweep computes the momentum, then the iterations run, and a second sweep updates the parameters.
+// The iterations are matrix products; they run in a compiled region if the optimizer is compiled.
 //
 //   optim::Muon optimizer(matrices, {.lr = 0.02, .momentum = 0.95});
 #pragma once

@@ -17,11 +17,11 @@
 namespace rondo::optim {
 namespace {
 
-constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
+constexpr int64_t kGrain = 1 << 15;  // with fewer elements, a thread costs more than it saves
 
-// ---- As host code
-// Element i goes to lane i % kLanes. Two vectors of eight doubles, so that the additions of one need not wait for the
-// other.
+// ---- Sums by host code
+// Element i is added to lane i % kLanes. The lanes are two vectors of eight doubles, so that the additions of one
+// vector need not wait for the other.
 constexpr int kWidth = 8, kVectors = kLanes / kWidth;
 using Lanes = double __attribute__((vector_size(kWidth * sizeof(double))));
 
@@ -89,7 +89,7 @@ double sum_of_squares(std::span<const NormOperand> operands) {
   return sum_row<false>(sums.data(), n);
 }
 
-// ---- As generated code: one sum for each row of an item
+// ---- Sums by generated code: one sum for each row of an item
 void build_square(const void* /*context*/, LoopValue* values, const LoopValue* /*scalars*/) {
   values[1] = values[0] * values[0];
 }
@@ -142,7 +142,7 @@ void enqueue_sum_of_squares(Device device, std::span<const NormOperand> operands
   for (const NormOperand& o : operands) rows += rows_of(o);
   const Storage sums = Storage::allocate(static_cast<size_t>(rows) * sizeof(double), device);
   auto* const first = reinterpret_cast<double*>(sums.data());
-  for (DType dtype : {kF32, kBF16, kF16, kF64}) {  // a launch for each dtype that is there
+  for (DType dtype : {kF32, kBF16, kF16, kF64}) {  // one launch for each dtype of the operands
     const bool any = std::any_of(operands.begin(), operands.end(),
                                  [&](const NormOperand& o) { return o.dtype == dtype && o.n > 0; });
     if (!any) continue;

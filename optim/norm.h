@@ -1,6 +1,7 @@
-// The sum of the squares of many tensors together, in f64. Each tensor is summed in rows of kNormRow elements, and then
-// the rows' sums as one row, all in the order of ops/reduction_order.h (Note [Row order]). So the bits do not depend on
-// the number of threads. (Code that is generated for other targets than the CPU may sum in another order.)
+// Computes the sum of the squares of all elements of many tensors, in f64. Each tensor is summed in rows of kNormRow
+// elements, and then the rows' sums as one row, all in the order of ops/reduction_order.h (Note [Row order]). So the
+// bits do not depend on the number of threads. (Code that is generated for other targets than the CPU may sum in
+// another order.)
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ inline constexpr int64_t kNormRow = 1 << 14;
 
 struct NormOperand {
   const void* data;
-  DType dtype;  // floating
+  DType dtype;  // a floating-point dtype
   int64_t n;
 };
 // Writes the sum to *sum, in stream order. All addresses are the device's.

@@ -169,7 +169,7 @@ void check_buffers(const Optimizer& optimizer, const OptimizerState& state, cons
     throw Error(absl::StrCat(optimizer.name(), "::track_average: ", state.buffers->buffers().size(),
                              " buffers are averaged already"));
   std::map<const std::byte*, const std::byte*> taken;  // begin and end of memory; they do not overlap
-  // False if some of the tensor's memory is taken.
+  // Marks the memory of a tensor as taken. Returns false if some of it is taken already.
   const auto take = [&](const Tensor& tensor) {
     const std::byte* const begin = tensor.address();
     const std::byte* const end = begin + tensor.nbytes();

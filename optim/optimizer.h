@@ -68,23 +68,24 @@ std::vector<ParamGroup<Options>> decay_groups(const std::vector<Tensor>& params,
 }
 
 struct StepOptions {
-  // The gradients are those of grad_scale times the loss: they are divided by it. A loss scaler sets this.
+  // The loss was multiplied by grad_scale before backward, so the gradients are divided by it. A loss scaler sets this.
   double grad_scale = 1;
   // Multiplies grad_scale, if defined: an f64 scalar, positive and finite, on the parameters' device.
   Tensor device_scale = Tensor();
-  // Gradients are scaled by max_norm / (norm + 1e-6) if that is below 1. The norm is that of all gradients together.
-  // 0 makes all gradients 0 (TrainerOptions::max_grad_norm is different: its 0 means no clipping). Leave max_norm out
-  // to clip nothing.
+  // Gradients are scaled by max_norm / (norm + 1e-6) if that factor is below 1. The norm is that of all gradients
+  // together. 0 makes all gradients 0 (TrainerOptions::max_grad_norm is different: its 0 means no clipping). Leave
+  // max_norm out to clip nothing.
   double max_norm = std::numeric_limits<double>::infinity();
-  // Measures the norm of the gradients even if no option above needs it. A step whose norm is measured and not
-  // finite is skipped and counted: it changes no parameter, state, average or step count. The host does not know that,
-  // so the tape sees a write of the parameters all the same.
+  // Measures the norm of the gradients even if no option above needs it. A step whose norm is measured and not finite
+  // is skipped and counted: it changes no parameter, state, average or step count. The host does not know whether the
+  // step was skipped, so the tape sees a write of the parameters in any case.
   bool check_finite = false;
-  // Gradients are zeros afterwards, even if the step is skipped. A run with checkpoints should drop them instead, by
+  // If true, the gradients are zeros after the step, even if the step is skipped. A run with checkpoints should drop
+  // them instead, by Optimizer::zero_grad() (runtime/checkpoint/checkpoint.h says why).
   // Optimizer::zero_grad() (runtime/checkpoint/checkpoint.h says why).
   bool zero_grad = false;
-  // A step in which no parameter has a gradient is an error, because it usually means a forgotten backward(). True:
-  // such a step does nothing.
+  // A step in which no parameter has a gradient is an error, because it usually means a forgotten backward(). With
+  // true, such a step does nothing.
   bool allow_no_gradients = false;
 };
 
@@ -93,8 +94,8 @@ struct AverageOptions {
   // Averages follow closely at first: the decay of a parameter's update t (1 for the first) is
   // min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage.
   bool warmup = false;
-  // Buffers of the model (running statistics). Floating-point ones are averaged with the parameters, in their compute
-  // dtype. They must be written in place and never replaced, as nn::Module does with its buffers.
+  // Buffers of the model to average, such as running statistics. Floating-point ones are averaged with the parameters,
+  // in their compute dtype. They must be written in place and never replaced, as nn::Module does with its buffers.
   std::vector<Tensor> buffers = {};
 };
 
@@ -116,13 +117,13 @@ class Optimizer {
   // Steps skipped since construction. Waits for the device.
   int64_t skipped_steps() const;
 
-  // The name of the class, for messages.
+  // Returns the name of the class, for messages.
   virtual const char* name() const = 0;
-  // Where the parameters are.
+  // Returns the device of the parameters.
   Device device() const;
   int n_groups() const;
   double lr(int group = 0) const;
-  void set_lr(double lr);  // of every group
+  void set_lr(double lr);  // sets the rate of every group
   void set_lr(int group, double lr);
   // One schedule (schedule.h) for each group: group g gets schedules[g](step). Throws Error, before any rate changes,
   // if their numbers differ or if a rate is negative or not finite.
@@ -178,30 +179,30 @@ class Optimizer {
   void add_group(std::span<const Tensor> params);
   void check_has_parameters() const;  // constructors end with this call
 
-  // Every option of a group by name (option_list.h); "lr" is among them.
+  // Passes every option of a group by name to `visit` (option_list.h). "lr" is among them.
   using OptionVisitor = optim::OptionVisitor;
   virtual void visit_options(int group, OptionVisitor visit) = 0;
   // Throws Error if an option of the group is out of range.
   virtual void check_options(int group) const = 0;
-  // How a parameter of the group is updated, and how its states start. Plans live as long as the optimizer.
+  // Return how a parameter of the group is updated, and how its states start. Plans live as long as the optimizer.
   virtual const UpdatePlan& update_plan(int group, const Tensor& param) const = 0;
   virtual StateInit state_init(int group) const = 0;
-  // The scalars of a group's formulas, with the options as they are now.
+  // Returns the scalars of a group's formulas, for the current values of the options.
   virtual ScalarRule scalars(int group) const = 0;
   // For plans with own_scalars: changes the scalars of a parameter, and sets the numbers of its sweeps' programs.
   // `param`: the parameter, or its master weight if there is one.
   virtual void own_scalars(int /*group*/, const Tensor& /*param*/, std::span<double> /*scalars*/,
                            std::span<double> /*numbers*/) const {}
 
-  // One parameter before a sweep. Its scalars are values on the device.
+  // A parameter before one of its sweeps. Its scalars are values on the device.
   struct PreparedParam {
     LaunchQueue& queue;
     Device device;
     int group;
     const Tensor& param;           // the parameter, or its master weight if there is one
     const Tensor& grad;            // contiguous; still to be multiplied by the decision's factor
-    const Tensor& decision;        // work that prepare() enqueues changes no state unless Decision::updates is 1
-    std::span<StateArray> states;  // a transient one may be replaced by a tensor of the same shape and dtype
+    const Tensor& decision;        // work that prepare() enqueues must change no state unless Decision::updates is 1
+    std::span<StateArray> states;  // a transient state may be replaced by a tensor of the same shape and dtype
     const Storage& values;
     size_t row;
     size_t position(size_t scalar) const { return row * kRowValues + kFirstScalar + scalar; }
@@ -212,13 +213,13 @@ class Optimizer {
   // the queue. All other work runs at once, and so do earlier sweeps, which may change only transient states
   // (launch_queue.h).
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
-  bool compiled() const;  // optim::compile was called
+  bool compiled() const;  // true if optim::compile was called
 
  private:
   void add_slots(std::span<const Tensor> params);
   class LoadedState;                       // a state dict that is being loaded (state_dict.cc)
   friend class Step;                       // one step (step.h)
-  friend class StepLaunches;               // its launches (step_launches.h)
+  friend class StepLaunches;               // the launches of a step (step_launches.h)
   std::unique_ptr<OptimizerState> state_;  // what is kept between steps (optimizer_state.h)
 };
 

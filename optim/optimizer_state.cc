@@ -6,7 +6,7 @@
 
 namespace rondo::optim {
 
-// The updates of one step share its options: nothing may change them between two seams.
+// While a step is under way, nothing may change the options: all updates of the step share them.
 void check_between_steps(const char* optimizer, const OptimizerState& state, const char* what) {
   if (state.mid_step)
     throw Error(absl::StrCat(optimizer, "::", what,

@@ -25,13 +25,13 @@ struct Signature {
   DType dtype = kF32;
   std::optional<DType> copy;
   std::vector<std::shared_ptr<Foreach>> sweeps;
-  std::vector<size_t> updates;  // positions in the list of this step's updates; empty between steps
+  std::vector<size_t> updates;  // indices into the list of this step's updates; empty between steps
 };
 
 struct OptimizerState {
   std::vector<ParamSlot> slots;
   std::vector<int64_t> group_sizes;
-  std::vector<uint64_t> group_hashes;  // of each group's parameters: shapes, formula, format of states
+  std::vector<uint64_t> group_hashes;  // by group: a hash of the shapes, formula and state format of its parameters
   bool averaging = false;
   double average_decay = 0;
   bool average_warmup = false;
@@ -41,27 +41,28 @@ struct OptimizerState {
 
   StepPasses passes;
   std::vector<Signature> signatures;
-  bool zero_grad = false;  // the option for which `signatures` were made
+  bool zero_grad = false;  // the value of StepOptions::zero_grad for which `signatures` were made
   LaunchQueue queue;       // empty between steps. It lives on because its tables keep their memory
 
   bool at_seams = false;  // an UpdateAtSeams makes the steps
   bool mid_step = false;  // UpdateAtSeams has updated some parameters of this step
 
-  ShardHooks* shards = nullptr;  // the states are spread over processes
+  ShardHooks* shards = nullptr;  // not null: the states are spread over processes
 
   // For processes that train one model (step_facts.cc).
   std::shared_ptr<const std::vector<std::string>> fact_names;  // null: not made yet
-  bool states_loaded = false;                                  // since the last step; its facts do not cover them
-  std::optional<UpdateFacts> loaded_facts;                     // facts of the loaded whole states, if slots are pieces
+  bool states_loaded = false;  // states were loaded since the last step; the facts of a step do not contain them yet
+  std::optional<UpdateFacts> loaded_facts;  // if slots are pieces: the facts of the whole states that were loaded
 
   Device device() const { return slots[0].param.device(); }
 };
 
-// "parameter 3", for messages.
+// Returns a name for messages, such as "parameter 3".
 std::string slot_name(size_t slot);
 
-// These three throw Error, which names the optimizer and the called function `what`: while a step is under way; while
-// an AverageScope has the averages in the parameters; while the states are spread over processes (`instead`: advice).
+// These three functions throw Error, which names the optimizer and the called function `what`: while a step is under
+// way; while an AverageScope has the averages in the parameters; while the states are spread over processes (`instead`:
+// advice).
 void check_between_steps(const char* optimizer, const OptimizerState& state, const char* what);
 void check_not_swapped(const char* optimizer, const OptimizerState& state, const char* what);
 void check_not_sharded(const char* optimizer, const OptimizerState& state, const char* what, const char* instead);

@@ -28,8 +28,8 @@ namespace rondo::optim {
 
 enum class Saved : uint8_t {
   kAlways,  // in every file
-  kLater,   // files of earlier versions lack it. Then the optimizer's own value stays
-  kNever,   // not saved: the tensors in the file show it
+  kLater,   // files of earlier versions lack it. If so, the optimizer keeps its own value
+  kNever,   // not saved: the tensors in the file show the value
 };
 
 using OptionVisitor = absl::FunctionRef<void(std::string_view name, Saved saved, double& value)>;
@@ -56,7 +56,7 @@ struct AnyMember {
 template <class T, size_t... I> constexpr bool takes(std::index_sequence<I...>) {
   return requires { T{(static_cast<void>(I), AnyMember{})...}; };
 }
-// The number of members of an aggregate: the most initialisers that it takes.
+// Returns the number of members of an aggregate: the largest number of initialisers that it accepts.
 template <class T, size_t kMost = 24> constexpr size_t members_of() {
   if constexpr (takes<T>(std::make_index_sequence<kMost>{})) return kMost;
   else return members_of<T, kMost - 1>();

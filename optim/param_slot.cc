@@ -14,7 +14,8 @@ Dims sizes_of(const StateSpec& spec, const Dims& param) {
 
 namespace {
 
-// Smaller parameters (biases, norms) keep their state in f32: they need little memory and are the sensitive ones.
+// Smaller parameters (biases, norms) keep f32 states even with 8-bit states: their states are small, and 8 bits harm
+// them most.
 constexpr int64_t kMin8BitElements = 4096;
 
 bool has_scales(StateFormat format, const StateSpec& spec, const Tensor& param) {

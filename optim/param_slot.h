@@ -20,17 +20,17 @@ namespace rondo::optim {
 // counts and computes scalars once for all of them. If a step updates only some of the sharers, these get a new count.
 //
 // A count has two places. A step writes the new value to the second place, and the places swap roles when the step's
-// passes are enqueued: a step that fails before that has counted nothing.
+// passes are enqueued: a step that fails before then has counted nothing.
 struct StepCount {
   StepCount(int64_t steps, Device device);
   Device device;
   size_t cohort = 0;  // position in StepLaunches::cohorts_, during a step
 
   Tensor value() const { return places_.select(0, current_); }
-  const double* now() const { return data_ + current_; }  // both on the device
+  const double* now() const { return data_ + current_; }  // now() and next(): addresses on the device
   double* next() const { return data_ + (1 - current_); }
   void advance() { current_ = 1 - current_; }
-  // The parameters whose updates it counts: the CountShares that exist.
+  // Returns how many parameters share this count: the number of CountShares that exist.
   size_t sharers() const { return sharers_; }
 
  private:
@@ -41,10 +41,10 @@ struct StepCount {
   size_t sharers_ = 0;
 };
 
-// One parameter's share of a step count. A copy is another share.
+// One parameter's share of a step count. A copy counts as another share.
 class CountShare {
  public:
-  CountShare() = default;  // without a count
+  CountShare() = default;  // a share of no count
   explicit CountShare(std::shared_ptr<StepCount> count) : count_(std::move(count)) {
     if (count_ != nullptr) ++count_->sharers_;
   }
@@ -66,8 +66,8 @@ class CountShare {
 };
 
 struct ParamState {
-  CountShare steps;                           // without a count: the parameter had no gradient yet
-  std::array<StateArray, kMaxStates> arrays;  // by UpdatePlan::states
+  CountShare steps;                           // has no count until the parameter has had a gradient
+  std::array<StateArray, kMaxStates> arrays;  // in the order of UpdatePlan::states
   bool exists() const { return steps.count() != nullptr; }
 };
 
@@ -82,8 +82,8 @@ struct Contents {
 struct ParamSlot {
   Tensor param;
   int group = 0;
-  // The parameter's dtype when its state and average were last checked to fit it; nullopt: not yet. So a step need not
-  // look at every state, which would be a cache miss for each parameter.
+  // The parameter's dtype when its state and average were last checked to fit it; nullopt: not yet. If the dtype is
+  // unchanged, a step need not look at the states, which would be a cache miss for each parameter.
   std::optional<DType> fits;
   const UpdatePlan* plan = nullptr;
   StateInit init;
@@ -93,32 +93,33 @@ struct ParamSlot {
   // updated, or had no gradient yet.
   Tensor master;
   std::byte* master_data = nullptr;
-  Contents master_of;  // the parameter's contents that are the rounded master; default: not known
+  Contents master_of;  // the parameter's contents when it equalled the rounded master; default: not known
 
-  Tensor average;  // undefined: not tracked, or the parameter is frozen and has no state
+  Tensor average;  // undefined: averages are not tracked, or the parameter is frozen and has no state
   std::byte* average_data = nullptr;
   Contents average_copied;     // the parameter's contents when `average` was copied from it
   bool average_moved = false;  // a step may have updated `average`, or it was loaded: it is no longer a copy
-  Tensor copy;                 // 16 bits; undefined: not kept
+  Tensor copy;                 // the 16-bit copy of the parameter; undefined: none is kept
   Contents copy_of;            // the parameter's contents when `copy` was written
 
-  int signature = -1;  // position in OptimizerState::signatures
+  int signature = -1;  // index into OptimizerState::signatures
   // If plan->matrices: the number of matrices (last two dimensions) in the parameter, and the columns of each of them.
   int64_t matrices = 1;
   int64_t columns = 0;
 
   ParamState new_state(std::shared_ptr<StepCount> count) const;
   bool wants_master() const { return init.masters && is_low_precision(param.dtype()); }
-  // The tensor that a step updates.
+  // Returns the tensor that a step updates: the master weight if there is one, else the parameter.
   const Tensor& weights() const { return master.defined() ? master : param; }
   void make_master();
   void drop_master();
   // Updates the master weight if something else has written the parameter: Note [Master weights].
   void refresh_master();
   void make_average();
-  // Copies the parameter into an average that no step has moved, if the parameter was written since.
+  // Copies the parameter into its average, if no step has updated the average and the parameter was written since the
+  // last copy.
   void refresh_average();
-  // Copies the parameter into its 16-bit copy, if the parameter was written since.
+  // Copies the parameter into its 16-bit copy, if the parameter was written since the last copy.
   void refresh_copy();
 };
 

@@ -39,7 +39,7 @@ template <bool kCentered, bool kMomentum> struct RMSpropFormula {
       T& grad_avg = states[1];
       grad_avg = scalar::fma(weight, g - grad_avg, grad_avg);
       second = scalar::maximum(scalar::fma(-grad_avg, grad_avg, square_avg),
-                               scalar::constant(g, 0.0));  // rounding may give < 0
+                               scalar::constant(g, 0.0));  // rounding may make the variance negative
     }
     T step = g / (scalar::sqrt(second) + eps);
     if constexpr (kMomentum) step = states[kStates - 1] = scalar::fma(momentum, states[kStates - 1], step);

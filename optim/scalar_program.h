@@ -38,7 +38,7 @@ inline std::shared_ptr<Foreach> scalar_pass(Device device, const Body& program) 
   return shared_pass(device, program, std::vector<ArraySpec>(static_cast<size_t>(program.n_values), {.dtype = kF64}));
 }
 
-// Adds a call to a table. All addresses are the device's.
+// Adds one call of a program to a table. All addresses are the device's.
 inline std::span<void*> add_call(ForeachTable& table, const Foreach& pass, const double* numbers) {
   return table.add(pass.item(1, 1, numbers), pass.n_operands());
 }
@@ -48,7 +48,7 @@ inline void add_call(ForeachTable& table, const Foreach& pass, std::initializer_
   size_t k = 0;
   for (const double* value : values) operands[k++] = const_cast<double*>(value);
 }
-// Launches a program with one call.
+// Launches a program for a single call.
 inline void call_program(Device device, const Body& program, std::initializer_list<const double*> values,
                          const double* numbers, const compile::Condition& when = {}) {
   const std::shared_ptr<Foreach> pass = scalar_pass(device, program);

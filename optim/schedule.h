@@ -12,7 +12,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// Goes from a to b along half a cosine wave while `share` goes from 0 to 1.
+// Returns a value that goes from a to b along half a cosine wave while `share` goes from 0 to 1.
 inline double cosine_between(double a, double b, double share) {
   return b + (a - b) / 2 * (1 + std::cos(std::numbers::pi * share));
 }
@@ -35,7 +35,7 @@ struct Linear {
 };
 
 // Half a cosine wave from lr to min_lr in `steps` steps. Later steps rise again: stop at `steps` (Loshchilov and
-// Hutter, "SGDR", 2017; CosineAnnealingLR). 0 steps: min_lr.
+// Hutter, "SGDR", 2017; CosineAnnealingLR). With steps = 0, the rate is min_lr.
 struct Cosine {
   double lr = 1e-3;
   double min_lr = 0;

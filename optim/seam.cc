@@ -6,8 +6,8 @@ namespace rondo::optim {
 
 struct Seams::State {
   std::vector<Seam> plan;
-  std::vector<std::vector<bool>> arrived;  // by seam and parameter, in this backward
-  std::vector<size_t> waiting;             // parameters that have not arrived
+  std::vector<std::vector<bool>> arrived;  // by seam and parameter: whether the gradient was final in this backward
+  std::vector<size_t> waiting;             // by seam: how many of its gradients are not final yet
   std::vector<std::vector<int64_t>> hooks;
   Callback callback;
 

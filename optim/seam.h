@@ -1,4 +1,4 @@
-// Watches a backward for its seams (modules/seam_plan.h).
+// Calls back during backward when the gradients of a seam are final (modules/seam_plan.h).
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ class Seams {
   Seams& operator=(const Seams&) = delete;
 
   const std::vector<Seam>& plan() const;
-  // To be called after each backward: calls back for seams that were not reached, with complete = false. Starts over.
+  // Call this after each backward. Calls back with complete = false for seams that were not reached, and starts over.
   void finish();
 
  private:

@@ -39,7 +39,7 @@ template <bool kMomentum> struct SGDFormula {
   }
 };
 
-// The first step takes the whole gradient. Number: 1 - dampening.
+// Computes the weight of the gradient: 1 in the first step, then the number. Number: 1 - dampening.
 struct SGDGradWeight {
   static constexpr size_t kNumbers = 1, kOut = 1;
   template <class T> static std::array<T, kOut> run(T step, const std::array<T, kNumbers>& numbers) {

@@ -17,7 +17,7 @@ namespace {
 
 std::string prefix_of(size_t slot) { return absl::StrCat("state.", slot, "."); }
 
-// Options are values of the host.
+// Options are saved as tensors in host memory.
 Tensor on_host(double value) { return Tensor::full({}, value, {kF64, kCPU}); }
 Tensor on_host(int64_t value) { return Tensor::full({}, value, {kI64, kCPU}); }
 
@@ -79,7 +79,7 @@ void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
     const bool is_step = (key.starts_with("state.") && key.ends_with(".step")) || key == "buffer.updates",
                is_option = key.starts_with("group.") || key == kAverageDecay || key == kAverageWarmup;
     if ((!is_step && !is_option) || !value.defined() || value.numel() != 1) continue;
-    if (is_step && is_floating(value.dtype())) continue;  // refused for its dtype
+    if (is_step && is_floating(value.dtype())) continue;  // load_tensors() refuses it, because its dtype is wrong
     const double number = value.item();
     if (is_step ? number < 0 : !std::isfinite(number))
       report.mismatched.push_back(absl::StrCat(key, ": ", number, is_step ? " is negative" : " is not finite"));
@@ -119,13 +119,13 @@ class Optimizer::LoadedState {
                has_any = first != given_.end() && first->first.starts_with(prefix);
     if (given_.contains(prefix + "step") || (has_any && !has_average)) read_state(i);
     else slot.state = {}, slot.drop_master();
-    // A parameter that was frozen when the state was saved has no average there.
+    // If the parameter was frozen when the state was saved, the state has no average of it.
     if (now_.averaging && (has_average || slot.state.exists())) {
       if (!slot.average.defined()) slot.make_average();
       targets_.push_back({prefix + "average", slot.average});
-      slot.average_moved = true;  // loading the model later does not change it
+      slot.average_moved = true;  // the average is loaded: loading the model later does not change it
     } else if (slot.average.defined()) {
-      slot.average_moved = false;  // a copy of its parameter again, from refresh() in keep()
+      slot.average_moved = false;  // the average becomes a copy of its parameter again, by refresh() in keep()
       slot.average_copied = {};
     }
   }
@@ -140,7 +140,7 @@ class Optimizer::LoadedState {
     if (given_.contains(prefix + "master")) {
       if (!slot.master.defined()) slot.make_master();
       targets_.push_back({prefix + "master", slot.master});
-      slot.master_of = {};  // the model may be loaded later: the next step compares
+      slot.master_of = {};  // the model may be loaded later, so the next step compares the master with the parameter
     } else {
       slot.drop_master();
       lacks_masters_ = lacks_masters_ || slot.wants_master();
@@ -162,7 +162,7 @@ class Optimizer::LoadedState {
     const std::string key = option_key(group, "params");
     const int64_t n_params = now_.group_sizes[static_cast<size_t>(group)];
     const auto found = given_.find(key);
-    if (found == given_.end()) return;  // an older file
+    if (found == given_.end()) return;  // a file of an earlier version
     targets_.push_back({key, on_host(n_params)});
     if (found->second.defined() && found->second.numel() == 1 && found->second.item() != static_cast<double>(n_params))
       report_.mismatched.push_back(absl::StrCat(key, ": ", n_params, " wanted, ", found->second.item(), " given"));
@@ -224,7 +224,8 @@ class Optimizer::LoadedState::Options {
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
 
-  // The tensors that load_tensors() is to fill. It reports those that are missing or have another dtype.
+  // Returns the tensors that load_tensors() should fill. load_tensors() reports those that are missing or have another
+  // dtype.
   const std::vector<nn::NamedTensor>& targets() const { return targets_; }
 
   void check(const std::vector<ParamSlot>& slots, nn::StateDictReport& report) {
@@ -276,7 +277,7 @@ class Optimizer::LoadedState::Options {
       report.mismatched.push_back(absl::StrCat("group.", group, ": ", error.what()));
     }
   }
-  // Whether the current options give the parameters of the group the plan and the format that their slots have.
+  // Returns whether the current options give the parameters of the group the same plan and format as their slots have.
   bool fits(const std::vector<ParamSlot>& slots, int group) const {
     const StateInit init = optimizer_.state_init(group);
     return std::all_of(slots.begin(), slots.end(), [&](const ParamSlot& slot) {

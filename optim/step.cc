@@ -64,7 +64,8 @@ bool measures(const StepOptions& o) {
   return o.check_finite || o.grad_scale != 1 || o.device_scale.defined() || std::isfinite(o.max_norm);
 }
 
-// Tells the tape, by versions, that the pass writes the parameter, its average, its copy and maybe its gradient.
+// Raises the versions of the tensors that the pass writes: the parameter, its average, its copy and maybe its gradient.
+// The tape compares these versions.
 void open_for_writing(StepUpdate& u, bool zero_grad) {
   ParamSlot& slot = *u.slot;
   static_cast<void>(slot.param.mutable_address());
@@ -83,7 +84,7 @@ void open_for_writing(StepUpdate& u, bool zero_grad) {
 OptimizerState& Step::state_of(const Optimizer& optimizer) { return *optimizer.state_; }
 
 void Step::check_options(const Optimizer& optimizer, const StepOptions& o) {
-  const FloatingPointScope floating_point;  // a comparison with NaN is an invalid operation
+  const FloatingPointScope floating_point;  // a host may trap invalid operations, such as a comparison with NaN
   if (!(o.grad_scale > 0) || !std::isfinite(o.grad_scale))
     throw Error(absl::StrCat(optimizer.name(), ": grad_scale must be positive and finite, got ", o.grad_scale));
   if (!(o.max_norm >= 0))
@@ -218,7 +219,7 @@ void Step::decide(const StepOptions& options) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   const Storage kept = numbers_on(device, {options.grad_scale, options.max_norm, /*no device_scale:*/ 1, kNaN});
   const double* numbers = f64_of(kept);
-  // If a kernel has found its data wrong, nothing below runs: the Decision stays all zeros.
+  // The Decision starts with zeros: they remain if a kernel has found its data wrong, because then nothing below runs.
   backend_of(device).fill(device.index, d, 0, sizeof(Decision));
   if (!measured_) {
     call_program(device, decide_unmeasured(), {&d->norm, &d->factor, &d->updates, &d->skipped}, numbers + 3);

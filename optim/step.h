@@ -22,7 +22,7 @@ namespace rondo::optim {
 
 class Step {
  public:
-  // Adds launches that are enqueued with the step's own or not at all.
+  // Adds launches to a step: they are enqueued together with the step's own launches, or not at all.
   using JoinedWork = absl::FunctionRef<void(LaunchQueue& queue, const Decision* decision)>;
   static void no_joined_work(LaunchQueue& /*queue*/, const Decision* /*decision*/) {}
 
@@ -49,11 +49,11 @@ class Step {
   // Adds the update of a parameter that has a gradient; returns false if it has none. Throws Error if the gradient or
   // the state does not fit the parameter.
   bool collect(size_t slot);
-  // The listener to tell about the collected updates; null: none.
+  // Returns the listener to tell about the collected updates, or null if there is none.
   UpdateListener* listener() const;
   // Enqueues the computation of the Decision, and before that the norm of the gradients if the options need it.
   void decide(const StepOptions& options);
-  // Updates what was collected. Each parameter has its own items in the passes, so one update of all parameters and
+  // Makes the collected updates. Each parameter has its own items in the passes, so one update of all parameters and
   // several updates of a few give the same bits. REQUIRES: decide().
   void update(bool zero_grad, JoinedWork joined = no_joined_work);
   // Updates the moving averages of buffers, if there are any. Call it once per step, even if several update() calls
@@ -67,7 +67,7 @@ class Step {
   OptimizerState& state_;
   std::vector<StepUpdate> updates_;
   Tensor decision_;        // a Decision on the device
-  bool measured_ = false;  // the norm of the gradients is measured
+  bool measured_ = false;  // the options need the norm of the gradients
 };
 
 }  // namespace rondo::optim

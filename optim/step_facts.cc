@@ -6,7 +6,7 @@
 namespace rondo::optim {
 namespace {
 
-// The upper 53 bits, which a double holds exactly.
+// Returns the upper 53 bits of a hash, which a double holds exactly.
 double number_of(uint64_t hash) { return static_cast<double>(hash >> 11); }
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace rondo::optim {
 namespace {
 
-// The operands of one item, in the order that StepLaunches::fill_table writes them.
+// Returns the operands of one item, in the order in which StepLaunches::fill_table writes them.
 std::vector<ArraySpec> arrays_of(const ParamSlot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) {
   const DType dtype = slot.param.dtype(), compute = compute_dtype(dtype);
   const bool last = sweep + 1 == slot.plan->sweeps.size();
@@ -216,7 +216,7 @@ void StepLaunches::make_room_for_sums(const Signature& signature, size_t sweep) 
   state_.queue.hold(sums_);
 }
 
-// Writes the operands of every item, in the order of arrays_of(). A plan with matrices has an item for each matrix.
+// Writes the operands of every item, in the order of arrays_of(). For a plan with matrices, each matrix is an item.
 void StepLaunches::fill_table(ForeachTable& table, const Signature& signature, size_t sweep) const {
   const UpdatePlan& plan = *signature.plan;
   const Foreach& pass = *signature.sweeps[sweep];
@@ -231,7 +231,7 @@ void StepLaunches::fill_table(ForeachTable& table, const Signature& signature, s
     const int64_t width = plan.matrices ? slot.columns : pass.row_width();
     const double* scalars = row(u.row);
     for (int64_t m = 0; m < count; ++m) {
-      // Matrix m of an array with `size` elements for each matrix.
+      // Returns the address of matrix m in an array that has `size` elements for each matrix.
       const auto part = [m](const void* data, DType dtype, int64_t size) -> void* {
         return static_cast<std::byte*>(const_cast<void*>(data)) + m * size * static_cast<int64_t>(size_of(dtype));
       };

@@ -1,4 +1,5 @@
-// The launches of one step, and the device memory that they share, which is freed in stream order.
+// StepLaunches: makes the launches of one step, and owns the device memory that they share, which is freed in stream
+// order.
 //
 // step_launches.cc sorts the updates by signature and queues the sweeps. step_scalars.cc counts the step and computes
 // the scalars of the formulas.
@@ -22,8 +23,8 @@ struct StepUpdate {
   const void* grad = nullptr;
   Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
   Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
-  size_t row = 0;                 // of StepLaunches::values_
-  size_t sums = 0, sum_rows = 0;  // first element in StepLaunches::sums_, and the number of rows for each sum
+  size_t row = 0;                 // index of its scalars in StepLaunches::values_
+  size_t sums = 0, sum_rows = 0;  // index of the first in StepLaunches::sums_, and the number of rows for each sum
   int64_t numel() const { return slot->param.numel(); }
 };
 
@@ -36,7 +37,8 @@ class StepLaunches {
   StepLaunches(const StepLaunches&) = delete;
   StepLaunches& operator=(const StepLaunches&) = delete;
 
-  // Does the part of a step that may fail: Note [Steps change nothing before they are ready]. REQUIRES: an update.
+  // Does the part of a step that may fail: Note [Steps change nothing before they are ready]. REQUIRES: there is at
+  // least one update.
   void prepare(bool zero_grad);
   // Advances the step counts. REQUIRES: the launches of the step are ready.
   void advance_counts();
@@ -45,13 +47,13 @@ class StepLaunches {
  private:
   // Parameters that had the same count before the step.
   struct Cohort {
-    std::shared_ptr<StepCount> before, after;  // the same count if all of its sharers are updated
-    size_t size = 0;                           // the parameters that this step updates
+    std::shared_ptr<StepCount> before, after;  // the same object if all sharers of the count are updated
+    size_t size = 0;                           // how many parameters of the cohort this step updates
   };
   // Parameters with the same scalars: those of one group and one cohort, or a single parameter with scalars of its own.
   struct Row {
     size_t cohort, group;
-    const Tensor* own;  // the only parameter, if it has scalars of its own
+    const Tensor* own;  // the row's only parameter, if it has scalars of its own; else null
   };
 
   void make_states();

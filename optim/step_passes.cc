@@ -52,7 +52,7 @@ void StepPasses::compile_one(const char* optimizer, Device device, Foreach& pass
 void StepPasses::compile_all(const char* optimizer, Device device) {
   report_.compiled = true;
   for (const auto& pass : passes_) compile_one(optimizer, device, *pass);
-  stepped_ = false;  // kernels of the next step are not late
+  stepped_ = false;  // kernels that the next step compiles do not count as late
 }
 
 }  // namespace rondo::optim

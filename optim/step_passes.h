@@ -20,13 +20,13 @@ class StepPasses {
   // a new kernel.
   std::shared_ptr<Foreach> pass_for(const char* optimizer, Device device, const Body& body,
                                     std::vector<ArraySpec> arrays);
-  // From now on passes are compiled: the existing and new ones.
+  // Compiles the existing passes, and from now on every new pass.
   void compile_all(const char* optimizer, Device device);
 
   const KernelReport& report() const { return report_; }
   // True if the stance prevented the compilation of a pass. Then the next step must call pass_for() again.
   bool postponed() const { return postponed_; }
-  // Called after each step that updated something. Kernels that are compiled after the first one count as late.
+  // Called after each step that updated something. Kernels that are compiled after the first such call count as late.
   void note_step() { stepped_ = true; }
 
  private:

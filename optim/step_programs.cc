@@ -14,7 +14,7 @@ struct Measured {
     const auto& [grad_scale, max_norm] = numbers;
     const T one = scalar::constant(sum, 1.0);
     const T scale = grad_scale * device_scale, norm = scalar::sqrt(sum) / scale;
-    const auto finite = scalar::lt(norm, scalar::constant(sum, scalar::kInf));  // norm >= 0; false for NaN
+    const auto finite = scalar::lt(norm, scalar::constant(sum, scalar::kInf));  // false for NaN; norm is never below 0
     const T clip = max_norm / (norm + scalar::constant(sum, 1e-6));
     const T factor = one / scale * scalar::select(scalar::lt(clip, one), clip, one);
     const T updates = scalar::select(finite, one, scalar::constant(sum, 0.0)), skipped = one - updates;
@@ -44,7 +44,7 @@ struct WarmAverage {
   template <class T>
   static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& /*numbers*/) {
     const auto& [step, weight] = in;
-    // 1 - (1 + t) / (10 + t)
+    // The weight of the warm-up is 1 - decay = 1 - (1 + t) / (10 + t) = 9 / (10 + t).
     return {scalar::maximum(weight, scalar::constant(step, 9.0) / (scalar::constant(step, 10.0) + step))};
   }
 };

@@ -17,12 +17,13 @@ namespace rondo::optim {
 // What a step decided, in the device's memory. All zeros: a kernel found its data wrong, so the step does nothing and
 // counts nothing (backend.h, Note [Late errors]).
 struct Decision {
-  double norm;     // of the unscaled gradients before clipping; NaN: not measured
-  double factor;   // the gradients are multiplied by it: unscales and clips
-  double updates;  // 1, or 0: the step changes no parameter and no state
+  double norm;     // the norm of the unscaled gradients before clipping; NaN: not measured
+  double factor;   // multiplies the gradients: it unscales and clips them
+  double updates;  // 1: the step updates; 0: it changes no parameter and no state
   double skipped;  // 1: the step is skipped, because the norm is not finite
 
-  // `values`: the four numbers, f64. Waits for the device, and throws the error if a kernel found its data wrong.
+  // Reads a Decision. `values`: its four numbers, f64. Waits for the device, and throws the error if a kernel found its
+  // data wrong.
   static Decision read(const Tensor& values) {
     const std::vector<double> host = values.to_vector<double>();
     return {host[0], host[1], host[2], host[3]};
@@ -33,18 +34,19 @@ struct Decision {
 class StepReport {
  public:
   StepReport() = default;  // for a step that measured nothing
-  // `decision`: 4 f64.
+  // `decision`: the four f64 of a Decision.
   explicit StepReport(Tensor decision) : decision_(std::move(decision)) {}
 
   // skipped() and grad_norm() wait for the device, as Decision::read() does.
-  // True if the norm was measured and is not finite: the step changed no parameter, state, average or step count.
+  // Returns true if the norm was measured and is not finite: the step changed no parameter, state, average or step
+  // count.
   bool skipped() const { return decision_.defined() && Decision::read(decision_).skipped != 0; }
-  // The Euclidean norm of the unscaled gradients before clipping. NaN: not measured.
+  // Returns the Euclidean norm of the unscaled gradients before clipping, or NaN if it was not measured.
   double grad_norm() const {
     return decision_.defined() ? Decision::read(decision_).norm : std::numeric_limits<double>::quiet_NaN();
   }
 
-  // The Decision's four values on the device; undefined if nothing was measured.
+  // Returns the Decision's four values on the device; undefined if nothing was measured.
   const Tensor& decision() const { return decision_; }
 
  private:

@@ -1,4 +1,5 @@
-// The step counts and scalars of a step: known values are uploaded, the others are computed on the device.
+// Computes the step counts and scalars of a step: uploads the values that the host knows, and queues programs for the
+// others.
 #include <algorithm>
 #include <span>
 
@@ -63,7 +64,8 @@ void StepLaunches::upload_scalars(const absl::InlinedVector<ScalarRule, 2>& rule
   values_ = numbers_on(device_, values);
 }
 
-// Runs even if the step is skipped, because the two places of a count swap in any case. Then the new value is the old
+// Queues the programs that count the step. They run even if the step is skipped, because the two places of a count swap
+// in any case. In a skipped step, the new value is the old one.
 // one.
 void StepLaunches::queue_counts() {
   const compile::Condition always{row(rows_.size()), 1};

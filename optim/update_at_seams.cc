@@ -50,18 +50,18 @@ struct UpdateAtSeams::State {
   Optimizer& optimizer;
   OptimizerState& kept;  // the optimizer's state between steps
   const UpdateAtSeamsOptions options;
-  GradientSource* const source;  // null: the seams of the model
+  GradientSource* const source;  // null: the model's seams tell when gradients are final
   std::unordered_map<const TensorImpl*, size_t> slot_of;
   std::vector<Tensor> claimed;
   std::vector<std::pair<Tensor, int64_t>> hooks;
-  std::unique_ptr<Seams> seams;  // without a source
+  std::unique_ptr<Seams> seams;  // null if there is a source
   int64_t listener = 0;          // the id of this listener at the source
-  std::vector<bool> updated;     // by slot of the optimizer, in this step
+  std::vector<bool> updated;     // by slot: whether this step has updated it
   UpdateReport report;
   UpdateListener* told = nullptr;  // gets `facts` when the step ends: update_facts.h
   std::optional<UpdateFacts> facts;
   bool listening = true;
-  bool held = false;  // under no_update()
+  bool held = false;  // a NoUpdate exists
 };
 
 UpdateAtSeams::State::State(Optimizer& optimizer, UpdateAtSeamsOptions options, GradientSource* source)
@@ -136,7 +136,7 @@ UpdateAtSeams::UpdateAtSeams(GradientSource& source, Optimizer& optimizer, Updat
 
 UpdateAtSeams::~UpdateAtSeams() = default;
 
-// Lets go of the parameters, also if a constructor of UpdateAtSeams fails after claim().
+// Releases the claims on the parameters, also if a constructor of UpdateAtSeams fails after claim().
 UpdateAtSeams::State::~State() {
   seams.reset();
   if (source != nullptr) source->remove_on_final(listener);

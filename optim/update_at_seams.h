@@ -28,7 +28,8 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// Tells when gradients are final, if that is later than at the seam. dist::DistributedDataParallel is one.
+// Tells when gradients are final, if that is later than their seam in backward: dist::DistributedDataParallel first
+// averages them.
 class GradientSource {
  public:
   using Listener = std::function<void(std::span<const Tensor> parameters)>;
@@ -44,16 +45,16 @@ class GradientSource {
 struct UpdateAtSeamsOptions {
   // The options of every update. Only zero_grad may differ from its default.
   StepOptions step = {};
-  // Gradients are dropped right after their parameters' update, unless step.zero_grad keeps them as zeros. false: they
-  // stay until zero_grad().
+  // Gradients are dropped right after their parameters' update, unless step.zero_grad keeps them as zeros. With false,
+  // gradients stay until zero_grad().
   bool drop_grads = true;
 };
 
 // One step, counted in parameters of the optimizer; with a ShardedOptimizer, in this process's pieces of them.
 struct UpdateReport {
-  int64_t at_seams = 0;          // updated during backward (or while a source ended the step)
-  int64_t at_end = 0;            // updated by finish(), because their seam was not reached
-  int64_t without_gradient = 0;  // not updated; their step counts did not change
+  int64_t at_seams = 0;          // parameters updated during backward (or while a source ended the step)
+  int64_t at_end = 0;            // parameters updated by finish(), because their seam was not reached
+  int64_t without_gradient = 0;  // parameters without an update; their step counts did not change
 };
 
 class UpdateAtSeams {
@@ -69,18 +70,18 @@ class UpdateAtSeams {
   UpdateAtSeams& operator=(const UpdateAtSeams&) = delete;
 
   // Ends a step: updates the parameters that have a gradient and no update yet. Throws what Optimizer::step() throws,
-  // before any of these parameters changes; "no gradient" is an error only if the whole step found none. Throws Error
-  // if the source has not finished.
+  // before any of these parameters changes; that no parameter has a gradient is an error only if this holds for the
+  // whole step. Throws Error if the source has not finished.
   UpdateReport finish();
   // Ends a step that an exception interrupted: nothing more is updated, and the gradients of the other parameters are
   // dropped, as they may be incomplete. Updates stay: if the batch is tried again, these parameters are updated twice.
   UpdateReport abandon();
-  // Whether this step has updated the parameter so far. With a ShardedOptimizer: whether all of this process's pieces
-  // of it are updated; false if there are none.
+  // Returns whether this step has updated the parameter so far. With a ShardedOptimizer: whether all of this process's
+  // pieces of the parameter are updated; false if this process has no piece.
   bool is_updated(const Tensor& parameter) const;
 
-  // While it lives, backward only adds to the gradients. With a GradientSource, use the scope of the source instead:
-  // no_sync() of DistributedDataParallel.
+  // While a NoUpdate lives, backward only adds to the gradients. With a GradientSource, use the scope of the source
+  // instead: no_sync() of DistributedDataParallel.
   class [[nodiscard]] NoUpdate {
    public:
     explicit NoUpdate(UpdateAtSeams& updates);

@@ -6,7 +6,8 @@
 
 namespace rondo {
 
-// The names need no hash of their own: they follow from the optimizer's class and groups, whose hashes are numbers.
+// Returns a hash of the numbers. The names are not hashed: they follow from the optimizer's class and groups, and
+// hashes of these are among the numbers.
 uint64_t UpdateFacts::hash() const {
   io::Checksum sum;
   sum.update(numbers.data(), numbers.size() * sizeof(double));

@@ -20,11 +20,12 @@ struct UpdateFacts {
   std::shared_ptr<const std::vector<std::string>> names;  // "AdamW, group 0: lr"
   std::vector<double> numbers;                            // one for each name; a hash is a whole number below 2^53
   uint64_t hash() const;
-  // One line per number: "AdamW, group 0: lr is 0.001".
+  // Returns one line for each number, such as "AdamW, group 0: lr is 0.001".
   std::string text() const;
 };
 
-// An owner of GradientClaim::kAverager may have a listener: the optimizer that uses the gradients tells it of updates.
+// The owner of a GradientClaim::kAverager may have an UpdateListener. The optimizer that uses the gradients tells it
+// which updates it has made.
 class UpdateListener {
  public:
   virtual ~UpdateListener() = default;

@@ -46,7 +46,7 @@ void AverageDelivery::deliver(size_t b) try {
     if (reducer.has_average[k]) step_.gradients[reducer.parameters()[k]].delivered = true;
   takers_.deliver(b, reducer, /*early=*/true);
 } catch (const std::exception& error) {
-  // The bucket is not delivered again, so no rank may use this step.
+  // This bucket is not delivered again, and part of it may be missing, so no rank may use this step.
   step_failed_ = true;
   step_.note(absl::StrCat("what uses the gradients failed: ", error.what()));
   throw;
@@ -62,8 +62,8 @@ bool AverageDelivery::is_usable(size_t b, const BucketReducer& reducer) {
   return status == BucketReducer::TagStatus::kValid;
 }
 
-// `flags`: for each slot of the bucket, whether some rank has a gradient. If `flags` is empty, delivers the slots for
-// which this rank has a gradient.
+// Delivers the bucket's averages to the parameters' .grad. `flags`: for each slot of the bucket, whether some rank has
+// a gradient. If `flags` is empty, the slots for which this rank has a gradient are delivered.
 void AverageDelivery::deliver_to_grads(BucketReducer& reducer, const std::vector<bool>& flags) {
   std::vector<Tensor> final_ones;
   for (size_t k = 0; k < reducer.parameters().size(); ++k) {

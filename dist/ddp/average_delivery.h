@@ -23,7 +23,7 @@ class AverageDelivery {
   AverageDelivery(StepState& step, ShardTakers& takers, BucketSender& sender)
       : step_(step), takers_(takers), sender_(sender) {}
 
-  // See optim::GradientSource. The result is for remove_listener().
+  // See optim::GradientSource. add_listener() returns the id that remove_listener() expects.
   int64_t add_listener(Listener listener);
   void remove_listener(int64_t id);
 
@@ -52,7 +52,7 @@ class AverageDelivery {
   ShardTakers& takers_;
   BucketSender& sender_;
   std::vector<std::pair<int64_t, Listener>> listeners_;
-  size_t next_ = 0;           // buckets before it are delivered
+  size_t next_ = 0;           // all buckets with a smaller index are delivered
   bool step_failed_ = false;  // no further average of this step may be used
 };
 

@@ -12,8 +12,8 @@
 namespace rondo::dist {
 namespace {
 
-// Slots start at multiples of this many elements. In bytes this is at least kAlignment, the alignment of memory blocks,
-// which kernels expect.
+// Returns the alignment of slots, in elements: each slot starts at a multiple of it. In bytes this is at least
+// kAlignment, the alignment of memory blocks, which kernels expect.
 constexpr int64_t alignment_of(DType dtype) { return std::max<int64_t>(16, kAlignment / size_of(dtype)); }
 
 std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(t.dtype())), to_string(t.sizes())); }

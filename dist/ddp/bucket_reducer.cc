@@ -48,7 +48,7 @@ BucketReducer::BucketReducer(const Bucket& bucket, std::vector<size_t> parameter
 void BucketReducer::allocate() {
   if (flat_.defined()) return;
   // All ranks must send the same number of elements, and other ranks may send an adopted gradient in this collective.
-  // So this memory is as long as an adopted gradient.
+  // So this memory has as many elements as an adopted gradient, and no alignment at its end.
   const int64_t elements = (may_adopt_ ? bucket_->slots[0].numel : row_) + tag_elements();
   averages_ = flat_ = layout_ ? Tensor::zeros({rows_, elements}, {bucket_->dtype, device_})
                               : Tensor::zeros({elements}, {bucket_->dtype, device_});
@@ -72,7 +72,7 @@ void BucketReducer::reduce(ProcessGroup& group, const std::string& name) {
                  : group.all_reduce(adopted_ ? operand_ : flat_, ReduceOp::kAverage, name);
 }
 
-// With a layout there is no home: the bucket's memory may still receive parameters when the next gradients are made.
+// With a layout, returns undefined: the bucket's memory may still receive parameters when the next gradients are made.
 Tensor BucketReducer::home(size_t k) const {
   const BucketSlot& slot = bucket_->slots[k];
   return !layout_ && flat_.defined() && slot.whole() && slot.parameter.dtype() == bucket_->dtype ? views_[k] : Tensor();

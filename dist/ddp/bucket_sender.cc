@@ -14,7 +14,7 @@ void BucketSender::set_plan(BucketPlan plan) {
   plan_ = std::move(plan);
   buckets_of_.assign(step_.gradients.size(), {});
   const int world_size = step_.group.world_size();
-  // For each GradientShards: how many elements each rank has got so far.
+  // For each GradientShards: how many elements each rank has been assigned so far.
   std::vector<std::vector<int64_t>> loads(takers_.size(), std::vector<int64_t>(static_cast<size_t>(world_size)));
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
     std::vector<size_t> parameters;
@@ -81,7 +81,7 @@ void BucketSender::put(BucketReducer& reducer, size_t k) {
   gradient.sent = true;
   reducer.put(k, grad, gradient.only_holder);
   if (reducer.is_adopted() && !slot.whole()) gradient.assembled = grad;
-  if (slot.last_piece()) grad = Tensor();  // frees what backward made
+  if (slot.last_piece()) grad = Tensor();  // frees the gradient that backward made
 }
 
 void BucketSender::send_rows(size_t i) {

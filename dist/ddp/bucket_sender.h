@@ -1,7 +1,8 @@
 // BucketSender: sends the gradients of DistributedDataParallel in buckets.
 //
-// Buckets leave in the order of the plan, even if a later one is full first. After the last bucket the second parts of
-// gradients leave (Note [Two parts] in row_gather.h). So every rank issues the same collectives in the same order.
+// Buckets are sent in the order of the plan, even if a later one is full first. After the last bucket, the second parts
+// of gradients are sent (Note [Two parts] in row_gather.h). So every rank issues the same collectives in the same
+// order.
 #pragma once
 
 #include <cstddef>
@@ -28,12 +29,12 @@ class BucketSender {
 
   // Call when the gradient of parameter `i` is ready to be sent.
   void take(size_t i);
-  // Sends buckets and second parts in order, up to the first one that has not arrived completely.
+  // Sends buckets and second parts in order, and stops at the first one some of whose gradients have not arrived.
   void send_ready();
   // Sends all that is left. Every rank sends every bucket, even one that lacks a gradient: otherwise the other ranks
   // would wait for it. finish() tells all ranks what was missing.
   void send_all();
-  size_t sent() const { return next_bucket_; }  // buckets before it are sent
+  size_t sent() const { return next_bucket_; }  // the number of buckets that are sent in this step
   void start_over();
 
  private:
@@ -45,9 +46,9 @@ class BucketSender {
   ShardTakers& takers_;
   BucketPlan plan_;
   std::vector<BucketReducer> reducers_;
-  std::vector<std::vector<size_t>> buckets_of_;  // by parameter: one for each piece
+  std::vector<std::vector<size_t>> buckets_of_;  // by parameter: the bucket of each of its pieces
   size_t next_bucket_ = 0;
-  size_t next_rows_ = 0;  // index into StepState::in_two_parts: rows before it are sent
+  size_t next_rows_ = 0;  // index into StepState::in_two_parts: the second parts of the entries before it are sent
 };
 
 }  // namespace rondo::dist

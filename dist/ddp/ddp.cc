@@ -22,7 +22,7 @@
 namespace rondo::dist {
 namespace {
 
-// Returns every tensor that must be equal on all ranks.
+// Returns every parameter and buffer of the model: all ranks must have the same values.
 std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
   std::vector<nn::NamedTensor> state = model.named_parameters();
   for (nn::NamedTensor& buffer : model.named_buffers()) state.push_back(std::move(buffer));
@@ -41,8 +41,9 @@ std::string misplaced(const StepState& step, Device device, std::string_view wha
                             "or train on the CPU");
 }
 
-// Throws Error unless all parameters and buffers are in the right place. A collective: a mistake on one rank is an
-// error on every rank. Otherwise the other ranks would wait for the rank that has failed.
+// Throws Error unless all parameters and buffers are on the group's device, or in host memory if the group has none. A
+// collective: a mistake on one rank is an error on every rank. Otherwise the other ranks would wait for the rank that
+// has failed.
 void check_places(const nn::ModuleBase& model, const StepState& step) {
   std::string mine;
   if (!step.async_device || !step.gradients.empty())  // without gradients, the constructor reports another error
@@ -99,7 +100,7 @@ uint64_t hash_of(const Tensor& tensor) {
 
 }  // namespace
 
-// ---- The start and the end
+// ---- Construction and destruction
 
 DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group,
                                                  BucketOptions options)
@@ -181,7 +182,7 @@ void DistributedDataParallel::set_claim(StepGradient& gradient, bool claims) {
   gradient.claimed = claims;
 }
 
-// ---- What others ask for
+// ---- Access to the plan, listeners and shards
 
 const BucketPlan& DistributedDataParallel::plan() const { return sender_->plan(); }
 
@@ -254,7 +255,8 @@ void DistributedDataParallel::arrive(size_t i) {
   send_ready();
 }
 
-// Call when the gradient, or its first part (Note [Two parts]), is in .grad and may be sent.
+// Marks the parameter's gradient as arrived. Call when the gradient, or its first part (Note [Two parts]), is in .grad
+// and may be sent.
 void DistributedDataParallel::take(size_t i) {
   StepGradient& now = step_->gradients[i];
   check_arrival(*step_, now);
@@ -317,12 +319,12 @@ void DistributedDataParallel::finish() {
     for (StepGradient& gradient : step_->gradients) set_claim(gradient, gradient.delivered);
 }
 
-// With allow_unused, finish() itself sends zeros.
+// Sets missing gradients to zeros, and ends the step. With allow_unused, finish() itself sends the zeros.
 void DistributedDataParallel::finish_with_zeros() {
   if (!step_->order.empty())
     throw Error(absl::StrCat(kDdp, "::finish_with_zeros: there was a backward in this step; call finish()"));
   const NoGrad off;
-  // In reverse order, as backward would.
+  // Parameters in reverse order, because backward would make their gradients in that order.
   for (size_t i = step_->gradients.size(); i-- > 0 && !step_->options.allow_unused;) {
     Tensor parameter = step_->gradients[i].parameter;
     if (!parameter.grad().defined())  // otherwise backwards under no_sync() have accumulated it

@@ -49,14 +49,14 @@ struct StepState;
 class DistributedDataParallel final : public optim::GradientSource, public UpdateListener {
  public:
   // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError on every
-  // rank if the plans differ. Throws Error on every rank if a parameter or buffer of one rank is not on its group's
-  // device, or not in host memory where the group has none, and if no parameter requires a gradient. Throws Error if
-  // the group is null, if the model has a DistributedDataParallel already, or if an UpdateAtSeams would use the
-  // gradients before they are averaged.
+  // rank if the plans differ. Throws Error on every rank if a parameter or buffer of one rank is in the wrong place
+  // (not on the group's device, or not in host memory if the group has no device), and if no parameter requires a
+  // gradient. Throws Error if the group is null, if the model has a DistributedDataParallel already, or if an
+  // UpdateAtSeams would use the gradients before they are averaged.
   DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
   ~DistributedDataParallel() override;
-  // Throws Error unless models on this device can be wrapped with a group: for programs that know the device before
-  // they make the group or the model. `what`: for the message.
+  // Throws Error unless a model on this device can be wrapped together with a group. Call this before the group or the
+  // model is made, if the device is known by then. `what`: what the message calls the model.
   static void check_device(Device device, std::string_view what = "the model");
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
@@ -69,14 +69,14 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   // tried, unless the ranks had issued different collectives on a device.
   void finish();
   // Call this instead of finish() if this rank's part of the batch is empty, so that it has run no backward outside of
-  // no_sync(). It sends zeros, or what backwards under no_sync() have accumulated. Averages divide by the number of all
-  // ranks, this one included: if the loss is a mean, scale it by world_size over the number of ranks that have a part.
-  // Do not use this for a model whose layers wait for all ranks (a synchronised BatchNorm): run forward and backward on
-  // a batch of 0 rows, and call finish().
+  // no_sync(). It sends zeros, or the gradients that backwards under no_sync() have accumulated. Averages divide by
+  // world_size, so this rank counts, too: if the loss is a mean, scale it by world_size over the number of ranks whose
+  // part is not empty. Do not use this for a model whose layers wait for all ranks (a synchronised BatchNorm): run
+  // forward and backward on a batch of 0 rows, and call finish().
   void finish_with_zeros();
 
-  // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last
-  // finish() ended, by name.
+  // Returns the names of the parameters that got no gradient on this rank, in the step that the last finish() ended.
+  // Empty without BucketOptions::allow_unused.
   const std::vector<std::string>& unused_parameters() const { return unused_; }
 
   // For UpdateAtSeams. If there is a listener and a bucket fails during backward, backward() throws the error that
@@ -107,11 +107,12 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  // A collective that checks: throws MismatchError on every rank unless each parameter has the same bits on all of
-  // them. Returns a hash of all parameters.
+  // A collective. Throws MismatchError on every rank unless each parameter has the same bits on all of them. Returns a
+  // hash of all parameters.
   uint64_t check_parameters();
 
-  // The plan of buckets: made from the model and the options until the first finish(), then in the learned order.
+  // Returns the plan of buckets: until the first finish(), the one made from the model and the options; afterwards, the
+  // one in the learned order.
   const BucketPlan& plan() const;
   ProcessGroup& group() const { return *group_; }
   const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
@@ -128,11 +129,11 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   const std::shared_ptr<ProcessGroup> group_;
   const std::unique_ptr<const SharedBuffers> buffers_;
   const std::unique_ptr<ShardTakers> takers_;
-  std::shared_ptr<StepState> step_;  // shared with hooks that a tape may keep alive
+  std::shared_ptr<StepState> step_;  // shared with hooks of the parameters, which a tape may keep alive
   std::unique_ptr<BucketSender> sender_;
   std::unique_ptr<AverageDelivery> delivery_;
-  bool learned_ = false;              // the plan is in the order in which gradients become final
-  std::vector<UpdateFacts> updates_;  // since the last exchange
+  bool learned_ = false;              // the plan has the order in which gradients become final
+  std::vector<UpdateFacts> updates_;  // made by optimizers since the last exchange
   std::vector<std::string> unused_;   // the unused parameters of the last step that finish() ended
 };
 
@@ -141,28 +142,29 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 
 // Note [Buffers]. Each rank's forward writes buffers, such as BatchNorm's running statistics, from its own batches.
 // finish() sends rank 0's to every rank, so each training forward begins with them, and evaluations and checkpoints
-// have the same values on every rank. BucketOptions::buffers can average them instead, or leave each rank its own. For
-// statistics over the batches of all ranks, use convert_sync_batchnorm() (group_communicator.h).
+// have the same values on every rank. BucketOptions::buffers can average them instead, or leave each rank its own
+// values. For statistics over the batches of all ranks, use convert_sync_batchnorm() (group_communicator.h).
 //
-// Note [When a gradient leaves]. A gradient leaves when all uses of its parameter have contributed, also those that
-// autograd::checkpoint() runs again. It is sent once per step. A tied embedding's gradient leaves in two parts, so that
-// backward hides its all-reduce, too: Note [Two parts] in row_gather.h. The first step learns the order in which
-// gradients become final (Note [Bucket order] in bucket.h): its buckets leave in finish(), those of later steps during
-// backward. The average differs from that of one process by the rounding of sums in another order.
-// From the moment its gradient is taken for sending, a parameter has no grad() until finish(), and Optimizer::step()
-// throws. After finish(), grad() is the average. It is a view of the bucket if the dtypes agree and the bucket holds
-// the whole parameter. It is valid until the next backward, which writes its gradients into the same memory
-// (Note [Born in the bucket] in bucket_reducer.h).
+// Note [When a gradient leaves]. A gradient is sent when all uses of its parameter have contributed, including uses in
+// functions that autograd::checkpoint() runs again. It is sent once per step. A tied embedding's gradient is sent in
+// two parts, so that backward overlaps with its all-reduce, too: Note [Two parts] in row_gather.h. The first step
+// learns the order in which gradients become final (Note [Bucket order] in bucket.h): the first step sends its buckets
+// in finish(), later steps send theirs during backward. The average differs from the gradient that one process computes
+// for the whole batch only by rounding: sums are made in another order. From the moment its gradient is taken for
+// sending, a parameter has no grad() until finish(), and Optimizer::step() throws. After finish(), grad() is the
+// average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter. It is valid until
+// the next backward, which writes its gradients into the same memory (Note [Born in the bucket] in bucket_reducer.h).
 //
 // Note [What is an error]. The plan is equal on every rank. These are errors on every rank, which name the rank and the
-// parameter: a gradient that changes after it was sent, a gradient that does not come (unless
+// parameter: a gradient that changes after it was sent, a gradient that is missing at finish() (unless
 // BucketOptions::allow_unused), a parameter in no bucket, and an all-reduce that did not happen.
 //
 // Note [Equal updates]. finish() compares the updates that optimizers have made since the previous finish(), by a hash
 // in the exchange that it makes anyway. These differences are a MismatchError on every rank, which names the rank and
-// the option: another learning rate or other option, another group of parameters, other loaded states (compared at
-// their first step), a step that one rank left out. So the error comes one step late, and no finish() compares the
-// updates of the last step. Groups of parameters without options have the optimizer's defaults on every rank.
+// the option: a different learning rate or other option, different groups of parameters, different loaded states
+// (compared at the first step after loading), and a step that one rank did not make. So the error comes one step late,
+// and the updates of the last step of a run are not compared. Groups of parameters without options have the optimizer's
+// defaults on every rank.
 //
 // Note [Updates in backward]. With an optimizer in backward (optim/update_at_seams.h), a bucket is updated when its
 // average has arrived: during the backward of a later block, or in finish(), while later buckets are still under way.
@@ -172,9 +174,9 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 // Optimizer states may be spread over the processes: dist::ShardedOptimizer (sharded_optimizer.h).
 //
 // Note [Averages on a device]. On a CUDA GPU everything is enqueued: one all-reduce for each bucket on the
-// communication stream while backward goes on, and the optimizer's work comes after it, by events. The host waits only
-// in finish(), and only for the other hosts: in one small exchange, made while the devices compute, the ranks compare
-// the collectives that they have issued. If these differ, the step gives no gradients. The listeners are called in
+// communication stream while backward goes on, and the optimizer's work waits for it by events. The host waits only in
+// finish(), and only for the other hosts: in one small exchange, made while the devices compute, the ranks compare the
+// collectives that they have issued. If these differ, the step gives no gradients. The listeners are called in
 // finish(), not earlier, because an update in the middle of backward would make backward wait for an average. After an
 // error of the group, parameters may hold meaningless numbers, because steps that were enqueued behind the aborted
 // all-reduce may have run. From then on, backward, finish() and check_parameters() throw every time (Note [Where an

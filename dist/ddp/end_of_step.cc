@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMaxFacts = 1 << 24;
 
-// Returns 0 if there were no updates.
+// Returns a hash of the updates, or 0 if there are none.
 uint64_t hash_of(const std::vector<UpdateFacts>& updates) {
   if (updates.empty()) return 0;
   io::Checksum sum;
@@ -47,7 +47,7 @@ void note_other_updates(ProcessGroup& group, const std::vector<UpdateFacts>& upd
 // character); an error message, or nothing.
 std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<BucketReducer>& reducers,
                                               const std::vector<UpdateFacts>& updates) {
-  std::vector<int> flags;  // 0 to 15
+  std::vector<int> flags;  // for each group of four slots, 4 bits: whether this rank has the slot's gradient
   size_t slots = 0;
   const auto for_each_slot = [&](const auto& visit) {
     slots = 0;

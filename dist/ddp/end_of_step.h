@@ -1,4 +1,5 @@
-// What the ranks tell each other at the end of a step of DistributedDataParallel, in one exchange.
+// The exchange at the end of a step of DistributedDataParallel: the ranks tell each other their errors and their
+// updates.
 #pragma once
 
 #include <string>
@@ -10,10 +11,10 @@
 
 namespace rondo::dist {
 
-// A collective. Returns an error message for each rank, "" if it has no error. If all are empty, the step has ended
-// well. `updates`: the updates that the optimizers have made since the last exchange. Sets
-// BucketReducer::any_rank_has_gradient, and gives each RowGather the reports of all ranks. On a device it also compares
-// which collectives the ranks have issued, and throws as ProcessGroup::check_sequence().
+// A collective. Returns the error messages of all ranks: "" for a rank without an error. The step has ended well if all
+// messages are empty. `updates`: the updates that the optimizers have made since the last exchange. Sets
+// BucketReducer::any_rank_has_gradient, and gives each RowGather the reports of all ranks. On a device, also compares
+// the collectives that the ranks have issued, and throws as ProcessGroup::check_sequence().
 std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<BucketReducer>& reducers,
                                               const std::vector<UpdateFacts>& updates);
 

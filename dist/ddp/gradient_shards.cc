@@ -14,7 +14,7 @@ ShardLayout lay_out_shards(const Bucket& bucket, std::vector<int64_t>& load) {
   ShardLayout layout;
   layout.spans.resize(bucket.slots.size());
   std::vector<int64_t> fill(load.size());
-  // Whole parameters first, the largest before the others.
+  // First places the parameters that must be whole, the largest first.
   std::vector<size_t> whole;
   int64_t total = 0;
   for (size_t k = 0; k < bucket.slots.size(); ++k) {
@@ -31,7 +31,7 @@ ShardLayout lay_out_shards(const Bucket& bucket, std::vector<int64_t>& load) {
     load[rank] += numel;
   }
   layout.row = std::max(aligned((total + world_size - 1) / world_size), *std::max_element(fill.begin(), fill.end()));
-  // The rest fills the rows, one after the other.
+  // The other parameters fill the rows, one row after the other.
   size_t rank = 0;
   for (size_t k = 0; k < bucket.slots.size(); ++k) {
     if (bucket.slots[k].in_one_row) continue;

@@ -32,8 +32,8 @@ Tensor line_of(const Storage& storage, const Tensor& tensor, int64_t begin, int6
   return Tensor::over(storage, tensor.storage_offset() + begin, {numel}, {1}, tensor.dtype());
 }
 
-// Copies `from` to `to` without a notice to the recording under way (before_write in recorder.h). The recording does
-// not need one, because it has not read the parameter yet.
+// Copies `from` to `to` without notifying a recorder that is recording (before_write in recorder.h). The recorder need
+// not know of this write, because its recording has not read the parameter yet.
 void write_line(Tensor to, const Tensor& from) {
   if (to.dtype() != from.dtype()) {
     to.copy_(from);

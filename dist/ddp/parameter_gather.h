@@ -2,13 +2,14 @@
 // goes on.
 //
 // Note [Values under way]. From start() until a bucket has landed, its parameters have no storage, and this object is
-// their recorder, as for values that are recorded but not computed yet (recorder.h). Code that reads such a tensor
-// calls flush(), which waits for the bucket and gives the storage back. So a forward waits for each parameter at its
-// first use, and never reads old elements through the parameter's handle. A view or a detached handle that was made
-// before start() reads old elements until the bucket has landed.
+// their recorder, as a recorder is for values that are recorded but not computed yet (recorder.h). Code that reads such
+// a tensor calls flush(), which waits for the bucket and gives the storage back. So a forward waits for each parameter
+// at its first use, and never reads old elements through the parameter's handle. A view or a detached handle that was
+// made before start() reads old elements until the bucket has landed.
 //
-// On a device, a bucket lands when its copies are enqueued, and its collective may still fail. wait() detects this
-// failure: it puts the bucket's parameters under way again, for ever, and every read throws.
+// On a device, a bucket lands when its copies are enqueued, and its collective may still fail afterwards. wait()
+// detects such a failure: it marks the bucket's parameters as under way again, permanently, so that every read of them
+// throws.
 //
 // Thread safety: the thread that trains. Before another thread reads a parameter, call wait().
 #pragma once
@@ -28,13 +29,13 @@ namespace rondo::dist {
 
 class ParameterGather final : public Recorder {
  public:
-  // Elements of a parameter in a row of a bucket.
+  // A range of a parameter's elements, and its place in a row of a bucket.
   struct Piece {
     size_t parameter;
     int64_t begin, numel;
     int rank;
-    int64_t offset;  // in the row
-    Tensor source;   // only if the piece is this rank's: the new values, one-dimensional
+    int64_t offset;  // where the piece begins in the row
+    Tensor source;   // only if this rank has updated the piece: the new values, one-dimensional
   };
 
   explicit ParameterGather(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
@@ -51,7 +52,7 @@ class ParameterGather final : public Recorder {
     buckets_[bucket].pieces[piece].source = std::move(source);
   }
 
-  // The contents that a parameter had when it last landed.
+  // Returns the contents that a parameter had when it last landed.
   const optim::Contents& landed(size_t parameter) const { return parameters_[parameter].landed; }
 
   void start(size_t bucket, const std::string& name);
@@ -67,7 +68,7 @@ class ParameterGather final : public Recorder {
  private:
   struct Parameter {
     Tensor tensor, copy;
-    Storage storage, copy_storage;  // while it is under way
+    Storage storage, copy_storage;  // the memory of `tensor` and `copy` while the parameter is under way
     std::vector<size_t> buckets;
     optim::Contents landed;
     size_t under_way = 0;  // how many of its buckets are under way
@@ -76,7 +77,7 @@ class ParameterGather final : public Recorder {
     Tensor all;  // (world_size, row)
     std::vector<Piece> pieces;
     std::vector<size_t> parameters;
-    Work work;  // of the last start()
+    Work work;  // the gather that the last start() issued
     bool under_way = false;
   };
   void take_parameter(Parameter& parameter);

@@ -15,7 +15,7 @@ namespace {
 
 struct TwoParts {
   std::vector<size_t> first_part_at;  // by index into in_two_parts: the first part's place in the order
-  std::string text;                   // what must be equal on every rank
+  std::string text;                   // describes the choice; the ranks compare it
 };
 
 // Chooses the gradients that travel in two parts: Note [Two parts] in row_gather.h.
@@ -92,7 +92,7 @@ BucketPlan agree_on_plan(const nn::ModuleBase& model, StepState& step, const Sha
     const bool has_rows = gradient.rows != nullptr;
     if (apart || parts.back().path != gradient.block || has_rows) parts.push_back({gradient.block, {}, true});
     parts.back().parameters.push_back(gradient.parameter);
-    apart = has_rows;  // its bucket need not wait for another parameter
+    apart = has_rows;  // the bucket of the first part need not wait for the gradient of another parameter
   }
   for (optim::Seam& part : parts) {  // Note [Bucket order]
     const bool is_block = !part.path.empty();

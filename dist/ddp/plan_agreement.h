@@ -14,8 +14,8 @@ namespace rondo::dist {
 // differs.
 void compare_plans(ProcessGroup& group, const std::string& text);
 
-// Makes the plan in the order of the gradients that rank 0 has observed in this step, and decides which gradients
-// travel in two parts from now on. A collective. Throws as compare_plans().
+// Makes the plan of buckets in the order of the gradients that rank 0 has observed in this step, and decides which
+// gradients travel in two parts from now on. A collective. Throws as compare_plans().
 BucketPlan agree_on_plan(const nn::ModuleBase& model, StepState& step, const ShardTakers& takers);
 
 }  // namespace rondo::dist

@@ -11,7 +11,8 @@
 namespace rondo::dist {
 namespace {
 
-// In host memory, this many elements before the indices prove their step and rank (Note [Tags] in bucket_reducer.h).
+// In host memory, the indices are preceded by a header of this many elements. It proves from which step and rank they
+// come (Note [Tags] in bucket_reducer.h).
 constexpr int64_t kHeader = 2;
 
 }  // namespace
@@ -64,7 +65,7 @@ void RowGather::allocate(int64_t capacity) {
   for (const Tensor* made : {&all_indices_, &all_rows_}) made->storage().set_purpose(Purpose::kGradients);
 }
 
-// Fills the unused capacity with rows of zeros whose index is 0.
+// Sends this rank's indices and rows. Fills unused capacity with rows of zeros whose index is 0.
 void RowGather::send(ProcessGroup& group, int64_t tag, const std::string& name) {
   const Device device = parameter_.device();
   const bool as_they_are = pieces_.size() == 1 && taken_ == capacity_;

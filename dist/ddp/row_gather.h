@@ -1,23 +1,24 @@
-// RowGather: averages the last part of a tied embedding's gradient by an all_gather of its rows. For
-// DistributedDataParallel only.
+// RowGather: averages the last part of a tied embedding's gradient by an all_gather of its rows. Only
+// DistributedDataParallel uses it.
 //
 // Note [Two parts]. An embedding that is also the output layer gets its gradient in two contributions: the output
 // layer's matrix product at the start of backward, and the embedding's rows at the very end. Then no backward work is
 // left that could overlap with the all-reduce of so large a gradient. So the gradient travels in two parts. The first
 // contribution leaves in the buckets, as any gradient, while backward goes on. The embedding's rows are not made dense:
-// by all_gather every rank gets the rows of all ranks with their indices. It adds them to the average of the first part
-// in one order, by rank, then by position, so all ranks get the same bits. Sums are made in the parameter's dtype, or
-// in f32 for 16-bit parameters whose gradients travel in f32.
+// an all_gather gives every rank the rows of all ranks, with their indices. Each rank adds these rows to the average of
+// the first part in the same order (by rank, then by position), so all ranks get the same bits. Sums are made in the
+// parameter's dtype, or in f32 for 16-bit parameters whose gradients travel in f32.
 //
 // The first step of a job observes how each parameter is used, and the ranks agree which gradients travel in two parts.
-// These parameters have, on every rank, the same number of dense uses, and after them only uses of rows. The rows of
-// all ranks together are at most as many as the table's, so their bytes are at most half of an all-reduce's. Later
-// steps may use the parameter in another way. After the first part has left, a dense gradient may arrive, or more rows
-// than there is room for. This remainder is called the rest. In finish() the ranks tell each other whether they have a
-// rest, and average all rests in one more all-reduce. From the next step on there is more room for rows.
+// A gradient travels in two parts if its parameter has, on every rank, the same number of dense uses, and after them
+// only uses of rows. The rows of all ranks together must be at most as many as the table's rows. Then the all_gather
+// sends at most half of the bytes of an all-reduce. Later steps may use the parameter in another way. After the first
+// part has left, a dense gradient may arrive, or more rows than there is room for. A gradient that cannot travel in the
+// second part is called the rest. In finish() the ranks tell each other whether they have a rest, and average all rests
+// in one more all-reduce. From the next step on there is more room for rows.
 //
-// Gradients of earlier backwards, under no_sync(), are in the first part. A parameter whose state is in shards
-// (sharded_optimizer.h) travels in one part.
+// Gradients that earlier backwards under no_sync() have accumulated travel with the first part. A parameter whose state
+// is in shards (sharded_optimizer.h) travels in one part.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +35,8 @@ namespace rondo::dist {
 
 // The progress of backward in this step.
 struct BackwardProgress {
-  bool local = false;         // under no_sync
-  std::vector<size_t> order;  // parameters, in the order in which their gradients became final
+  bool local = false;         // backward runs under no_sync(), so nothing is sent
+  std::vector<size_t> order;  // indices of parameters, in the order in which their gradients became final
 };
 
 class RowGather final : public autograd::GradientParts {
@@ -50,30 +51,31 @@ class RowGather final : public autograd::GradientParts {
   // Call when the last contribution of a backward has arrived.
   void end_of_uses();
 
-  // The parameter's uses in the observed step. All zeros: they do not allow two parts.
+  // The parameter's uses in the observed step. All zeros if the gradient cannot travel in two parts.
   struct Uses {
     int64_t dense = 0, rows = 0;
-    size_t position = 0;  // of the first part, in the order of the gradients
+    size_t position = 0;  // place of the first part in the order of the gradients
   };
   Uses uses() const;
-  // `capacity`: rows of each rank. `wire`: the dtype of the first part's buckets.
+  // Call when the ranks have agreed to send this gradient in two parts. `capacity`: how many rows each rank can send.
+  // `wire`: the dtype of the first part's buckets.
   void travel_in_parts(const Uses& uses, int64_t capacity, DType wire, int world_size);
 
-  // True: the first part has been taken in this step, so later contributions belong to the second.
+  // True if the first part has been taken in this step: later contributions belong to the second part.
   bool first_part_taken() const { return first_part_taken_; }
-  // Sets the gradient that could not travel as rows. Undefined: there is none.
+  // Sets the gradient that could not travel as rows. Undefined if all of it travelled.
   void set_rest(Tensor rest) { rest_ = std::move(rest); }
   // Sends the second part. A collective: a rank without rows calls it, too.
   void send(ProcessGroup& group, int64_t tag, const std::string& name);
   // Waits for the rows of all ranks. Call it before the memory of this step is used again.
   void wait();
-  // Host memory: returns whether the rows of every rank have come, and belong to this step.
+  // In host memory: returns true if the rows of every rank have arrived and belong to this step.
   bool has_come(int64_t tag) const;
 
-  // For the exchange at the end of a step.
+  // report() returns this rank's part of the exchange at the end of a step; read_reports() gets those of all ranks.
   static constexpr size_t kReportBytes = 13;
   std::string report() const;
-  void read_reports(std::span<const std::string> reports);  // of all ranks
+  void read_reports(std::span<const std::string> reports);  // the report() of each rank
   // Returns the average of the whole gradient, given the average of the first part. An undefined result: no rank has a
   // gradient. A collective.
   Tensor complete(Tensor first_part, ProcessGroup& group, const std::string& name);
@@ -98,14 +100,14 @@ class RowGather final : public autograd::GradientParts {
   bool any_rank_has_rows_ = false, any_rank_has_rest_ = false;
   int64_t most_rows_ = 0;  // the most rows that one rank has
   Work indices_work_, rows_work_;
-  // From travel_in_parts() on.
+  // Set by travel_in_parts().
   int64_t dense_uses_ = 0, capacity_ = 0, width_ = 0, header_ = 0;
   int world_size_ = 0;
   DType rows_dtype_ = kF32, sum_dtype_ = kF32;
   Tensor all_indices_, all_rows_;  // (world_size, header + capacity), (world_size, capacity, width)
 };
 
-// Returns how many rows of each rank travel, by parameter; 0: the gradient has one part. The call is a collective.
+// A collective. Returns, for each parameter, how many rows each rank sends; 0 if the gradient travels in one part.
 // `uses`: those that each parameter's RowGather has observed; zeros for a gradient that must not travel in two parts.
 std::vector<int64_t> agree_on_rows(ProcessGroup& group, const std::vector<RowGather::Uses>& uses,
                                    std::span<const Tensor> parameters);

@@ -14,25 +14,26 @@ namespace rondo::dist {
 class ShardTakers {
  public:
   void add(GradientShards& shards) { shards_.push_back(&shards); }
-  // `planned`: true if there is a plan, which may have buckets for `shards`. If so, its place stays, and is empty.
+  // `planned`: true if there is a plan, which may have buckets for `shards`. If there is a plan, the place of `shards`
+  // becomes empty, and later places do not move.
   void remove(GradientShards& shards, bool planned);
   // True if a place is empty: nobody takes the averages of its buckets.
   bool any_removed() const;
 
   GradientTaker taker_of(const Tensor& parameter) const;
-  // Returns a text that must be equal on every rank.
+  // Returns text that the ranks compare: it must be equal on every rank.
   std::string describe() const;
   size_t size() const { return shards_.size(); }
   // True if some GradientShards wants averages before the end of the step.
   bool take_early() const;
 
-  // Tells each GradientShards its buckets. Call when the order of the gradients is known on every rank; only the first
-  // call counts. `reducers`: one for each bucket.
+  // Tells each GradientShards its buckets. Call when every rank knows the order of the gradients; all calls but the
+  // first do nothing. `reducers`: one for each bucket.
   void begin(const std::vector<BucketReducer>& reducers);
-  // The next two do nothing for a bucket that goes to .grad.
+  // before_send() and deliver() do nothing for a bucket whose averages go to .grad.
   void before_send(size_t bucket, const BucketReducer& reducer);
-  // Gives the averages of a bucket to its GradientShards, once in each step. `early`: the step has not ended; does
-  // nothing if the GradientShards wants averages at the end only.
+  // Gives the averages of a bucket to its GradientShards, once in each step. `early`: the step has not ended yet; then
+  // the call does nothing unless GradientShards::takes_early().
   void deliver(size_t bucket, BucketReducer& reducer, bool early);
 
  private:
@@ -40,7 +41,7 @@ class ShardTakers {
   GradientShards* shards_of(const BucketReducer& reducer) const;
 
   std::vector<GradientShards*> shards_;  // by GradientTaker::index - 1; null: removed
-  bool begun_ = false;                   // the GradientShards know their buckets
+  bool begun_ = false;                   // begin() has told the GradientShards their buckets
 };
 
 }  // namespace rondo::dist

@@ -33,7 +33,7 @@ Tensor line_of(const Tensor& parameter, int64_t begin, int64_t numel) {
 }
 
 // Returns the leaf that the optimizer updates: it shares the parameter's memory, but has its own .grad. The parameter's
-// .grad is for this rank's next backward.
+// .grad remains free for this rank's next backward.
 Tensor leaf_of(const Tensor& parameter, const ShardPiece& piece) {
   Tensor leaf = piece.is_cut ? piece.home.detach() : parameter.detach();
   return leaf.requires_grad_();
@@ -64,7 +64,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   State(DistributedDataParallel& ddp, optim::Optimizer& optimizer);
   ~State() override;
 
-  // ---- For DistributedDataParallel
+  // ---- Called by DistributedDataParallel
   bool takes(const Tensor& parameter) const override { return position_.contains(parameter.impl()); }
   bool needs_whole(const Tensor& parameter) const override { return needs_whole_[position_.at(parameter.impl())]; }
   std::string describe() const override {
@@ -75,7 +75,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   bool takes_early() const override { return !listeners_.empty(); }
   void take(size_t bucket, const std::vector<bool>& has_average) override;
 
-  // ---- For the optimizer's steps
+  // ---- Called by the optimizer's steps
   void before_step(bool allow_no_gradients) override;
   void sum_over_ranks(const Tensor& sum) override;
   void after_step() override;
@@ -84,7 +84,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   optim::GradientSource& source() override { return *this; }
   std::vector<size_t> slots_of(const Tensor& parameter) const override;
 
-  // ---- For UpdateAtSeams: the gradients of slots are final when their bucket is taken
+  // ---- Called by UpdateAtSeams. The gradient of a slot is final when the slot's bucket is taken.
   int64_t on_final(Listener listener) override;
   void remove_on_final(int64_t id) override;
   void check_finished() const override { ddp_.check_finished(); }
@@ -125,16 +125,16 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
 
   DistributedDataParallel& ddp_;
   optim::Optimizer& optimizer_;
-  optim::OptimizerState& kept_;  // the optimizer's
+  optim::OptimizerState& kept_;  // the optimizer's own state: its slots and options
   const std::shared_ptr<ProcessGroup> group_;
-  std::vector<Tensor> parameters_, copies_;  // of the optimizer before it was cut
+  std::vector<Tensor> parameters_, copies_;  // those of the optimizer before its slots were cut
   std::vector<bool> needs_whole_;
   bool has_masters_ = false;                                // some group keeps master weights
-  std::unordered_map<const TensorImpl*, size_t> position_;  // the index in parameters_ of each one that DDP averages
-  std::vector<optim::ParamSlot> before_;                    // slots, until they are cut
+  std::unordered_map<const TensorImpl*, size_t> position_;  // by parameter that DDP averages: its index in parameters_
+  std::vector<optim::ParamSlot> before_;                    // the slots of whole parameters, while they are being cut
   std::vector<ShardPiece> pieces_;                          // by slot; empty: not cut yet
   std::vector<Taken> taken_;
-  std::unordered_map<size_t, size_t> taken_of_;  // by bucket of the plan
+  std::unordered_map<size_t, size_t> taken_of_;  // index in taken_, by the bucket's index in the plan
   std::unordered_map<size_t, Tensor> earlier_;   // by slot: the gradient from before the bucket that is under way
   ParameterGather gather_;
   std::vector<Tensor> claimed_;
@@ -301,7 +301,8 @@ void ShardedOptimizer::State::add_to_gather(Taken& taken, DType dtype) {
       list.push_back({i, slot.begin + span.begin, span.numel, span.rank, span.offset, source});
     }
   }
-  // Parameters travel in the gradients' memory, unless gradients have fewer bits.
+  // Updated parameters are sent from the memory that held the gradients, unless their dtype is wider than the
+  // gradients'.
   const int64_t row = taken.bucket.layout.row;
   const Tensor& sent = taken.bucket.sent;
   const bool fits = size_of(dtype) <= size_of(sent.dtype());
@@ -367,7 +368,8 @@ std::vector<size_t> ShardedOptimizer::State::slots_of(const Tensor& parameter) c
   return slots;
 }
 
-// Adds the average to a gradient that exists already, as the tape does.
+// Sets the slot's gradient to the average. If the slot has a gradient already, adds the average to it, as the tape
+// does.
 void ShardedOptimizer::State::set_gradient(const Taken& taken, size_t slot, bool has_average) {
   const NoGrad off;
   const ShardPiece& piece = pieces_[slot];
@@ -388,14 +390,15 @@ void ShardedOptimizer::State::zero_grad(bool set_to_none) {
 
 // ---- Steps
 
-// Waits for the gather first, because its error says which collective failed.
+// Waits for the parameters under way, then throws if the group has failed. In this order, because the error of the
+// gather says which collective failed.
 void ShardedOptimizer::State::wait() {
   gather_.wait();
   group_->check_usable(kSharded);
 }
 
 void ShardedOptimizer::State::before_step(bool allow_no_gradients) {
-  if (!group_->failure().empty()) wait();  // throws
+  if (!group_->failure().empty()) wait();  // throws the group's error
   ddp_.check_finished();
   if (pieces_.empty())
     throw Error(absl::StrCat(optimizer_.name(),
@@ -443,7 +446,7 @@ void ShardedOptimizer::State::sum_over_ranks(const Tensor& sum) {
   group_->all_reduce(sum, ReduceOp::kSum, absl::StrCat("squared norm of step ", step_ + 1)).wait();
 }
 
-// Starts with the last bucket, because the next forward uses its parameters first.
+// Sends the updated parameters. Starts with the last bucket, because the next forward uses its parameters first.
 void ShardedOptimizer::State::after_step() {
   ++step_;
   for (size_t t = taken_.size(); t-- > 0;)
@@ -498,7 +501,7 @@ void ShardedOptimizer::State::load(const nn::StateDict& whole) {
   kept_.loaded_facts = optim::Step::facts_of_states(optimizer_.name(), whole);
 }
 
-// If the loaded state has no master weights, they are set from the parameters.
+// Sets the master weights from the loaded state, or from the parameters if the state has no master weights.
 void ShardedOptimizer::State::load_masters(const nn::StateDict& cut) {
   const NoGrad off;
   for (size_t slot = 0; slot < pieces_.size(); ++slot) {
@@ -524,7 +527,7 @@ int64_t ShardedOptimizer::State::elements() const {
   return sum;
 }
 
-// ---- The interface
+// ---- The public class: each function calls State
 
 ShardedOptimizer::ShardedOptimizer(DistributedDataParallel& ddp, optim::Optimizer& optimizer)
     : state_(std::make_shared<State>(ddp, optimizer)) {}

@@ -41,9 +41,10 @@ class ShardedOptimizer {
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
-  // Waits for the parameters under way. Host memory: returns when all have arrived. On a device: later work there comes
-  // after the arrival, and this thread does not wait. Once the group has failed, this function, state_dict() and the
-  // optimizer's step() throw DistError every time, and a parameter whose values did not come can no longer be read.
+  // Waits for the parameters under way. Host memory: returns when all have arrived. On a device: this thread does not
+  // wait, and work that is enqueued later runs after the arrival. Once the group has failed, this function,
+  // state_dict() and the optimizer's step() throw DistError every time, and a parameter whose values did not come can
+  // no longer be read.
   void wait();
 
   // A collective. Returns the state of whole parameters, as Optimizer::state_dict() does, on the CPU. It does not
@@ -56,10 +57,11 @@ class ShardedOptimizer {
   // Loads the state of whole parameters, equal on every rank; it may be that of a plain optimizer. If it does not fit,
   // throws nn::StateDictError before anything is changed. Not a collective.
   void load_state_dict(const nn::StateDict& state);
-  // The copies that Optimizer::keep_copies() made before this: whole, updated in place when parameters arrive.
+  // Returns the copies of whole parameters that Optimizer::keep_copies() made before this object. They are updated in
+  // place when parameters arrive.
   std::vector<Tensor> copies() const;
   const optim::Optimizer& optimizer() const;
-  // How many elements this rank updates; 0 before the first finish().
+  // Returns how many elements this rank updates; 0 before the first finish().
   int64_t elements() const;
 
  private:

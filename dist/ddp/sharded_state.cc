@@ -27,10 +27,11 @@ void visit(const nn::StateDict& state, size_t slot,
     fn(std::string_view(at->first).substr(prefix.size()), at->second);
 }
 
-// Describes an array of a piece that a rank sends. The bytes of all its arrays are sent one after the other.
+// Describes one state array of a piece, such as exp_avg, that a rank sends. A rank sends the bytes of all its arrays
+// one after the other.
 struct Entry {
   size_t parameter;
-  bool is_cut;  // elements of the parameter, from `begin` on; false: the whole array
+  bool is_cut;  // the array is a range of the whole one that starts at `begin`; false: it is the whole one
   int64_t begin;
   std::string name;
   DType dtype;

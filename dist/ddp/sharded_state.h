@@ -18,17 +18,18 @@ struct ShardPiece {
   size_t parameter = 0;          // index among the optimizer's parameters before it was sharded
   std::optional<size_t> bucket;  // index among this optimizer's buckets; none: a frozen parameter, whole on every rank
   size_t slot_in_bucket = 0;
-  int64_t begin = 0, numel = 0;  // elements of the parameter
-  int64_t offset = 0;            // of these elements, in this rank's row
+  int64_t begin = 0, numel = 0;  // the range of the parameter's elements that the piece has
+  int64_t offset = 0;            // the place of that range in this rank's row of the bucket
   bool is_cut = false;           // the slot is one-dimensional; false: the whole parameter, or nothing
   bool is_mine = true;           // false: a whole parameter of another rank, or no element
-  bool has_master = false;       // the slot's parameter is this rank's f32 weights
-  Tensor home;                   // these elements in the parameter's own memory, one-dimensional
-  bool is_unsure = true;         // with master weights: the parameter may not be their rounded value
+  bool has_master = false;       // the optimizer updates this rank's f32 master weights in place of the parameter
+  Tensor home;                   // the piece in the parameter's own memory, one-dimensional
+  bool is_unsure = true;         // with master weights: the parameter may differ from the rounded master weights
 };
 
 // A collective. Returns the state of whole parameters. `local`: state_dict() of the optimizer over its pieces, with
-// "state.<i>.master" for master weights. `wanted` selects names after "state.<i>.". Groups' options always remain.
+// "state.<i>.master" for master weights. `wanted`: selects which states of a parameter are returned, by their name
+// after "state.<i>.". The options of all groups are always returned.
 nn::StateDict gather_state(ProcessGroup& group, const std::vector<Tensor>& parameters,
                            const std::vector<ShardPiece>& pieces, const nn::StateDict& local,
                            std::optional<int> only_on, absl::FunctionRef<bool(std::string_view name)> wanted);

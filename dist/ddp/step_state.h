@@ -20,25 +20,25 @@
 
 namespace rondo::dist {
 
-inline constexpr const char* kDdp = "DistributedDataParallel";  // in messages
-inline constexpr int64_t kMaxErrorBytes = 512;                  // of a rank's error message
+inline constexpr const char* kDdp = "DistributedDataParallel";  // the name of the class, for messages
+inline constexpr int64_t kMaxErrorBytes = 512;                  // the longest error message that a rank sends
 
 struct StepGradient {
   void start_over();
 
-  // In every step
-  std::string name;  // of the parameter
+  // Kept from step to step
+  std::string name;  // the parameter's name
   Tensor parameter;
   std::string block;                // the path of the parameter's block, "" outside the blocks
-  std::unique_ptr<RowGather> rows;  // null for a gradient in one part, once the order is learned
+  std::unique_ptr<RowGather> rows;  // once the order is learned: null if the gradient travels in one part
   std::unique_ptr<autograd::GradientHome> home;
   int64_t hook = 0;
   bool claimed = false;
-  // In this step
+  // Reset in each step
   bool arrived = false, complete = false, sent = false, delivered = false;
   bool only_holder = false;  // no other handle shares the memory of the gradient that is sent
   Tensor held;               // the gradient, taken out of .grad, until its last piece is in a bucket
-  Tensor assembled;          // averages of pieces, or of the first part
+  Tensor assembled;          // the average of the pieces so far, or of the first part
 };
 
 struct StepState final : BackwardProgress {
@@ -49,21 +49,21 @@ struct StepState final : BackwardProgress {
   // Keeps what is wrong on this rank; finish() tells the other ranks. Only the first trouble of a step is kept.
   void note(std::string trouble);
   size_t position_of(const Tensor& parameter) const { return positions.at(parameter.impl()); }
-  // The tag of parameter `i`'s rows. Different for each parameter and each step.
+  // Returns the tag of parameter `i`'s rows. It is different for each parameter and each step.
   int64_t tag_of_rows(size_t i) const {
     return number * static_cast<int64_t>(gradients.size()) + static_cast<int64_t>(i);
   }
 
-  // In every step
+  // Kept from step to step
   ProcessGroup& group;
   const BucketOptions options;
-  const Device device;      // of the parameters
+  const Device device;      // the device of the parameters
   const bool async_device;  // the device runs asynchronously: the host reads none of its memory, and finish() delivers
   std::vector<StepGradient> gradients;
-  std::unordered_map<const TensorImpl*, size_t> positions;  // in `gradients`
-  std::vector<size_t> in_two_parts;                         // once the order is learned
+  std::unordered_map<const TensorImpl*, size_t> positions;  // the index of each parameter in `gradients`
+  std::vector<size_t> in_two_parts;                         // indices into `gradients`, once the order is learned
 
-  // In this step
+  // Reset in each step, but `number` counts up
   int64_t number = 1;
   std::string trouble;
   std::vector<std::string> unused;  // with allow_unused: parameters without a gradient

@@ -6,7 +6,7 @@
 //   optim::Trainer trainer(model, optimizer, loss, train_data, {.output_dir = "run", .replicas = &replicas});
 //
 // Every process makes the same objects on the same data. See trainer.h for what they share.
-// The optimizer's states in shards (sharded_optimizer.h), a share for each process:
+// To divide the optimizer's states among the processes (sharded_optimizer.h):
 //
 //   dist::ShardedOptimizer shards(ddp, optimizer);
 //   dist::TrainerReplicas replicas(ddp, {.shards = &shards});
@@ -22,10 +22,11 @@
 namespace rondo::dist {
 
 struct TrainerReplicasOptions {
-  // After every step: MismatchError unless all processes have the same parameters, bit for bit. Reads all parameters.
+  // After every step, throws MismatchError unless all processes have the same parameters, bit for bit. Reads all
+  // parameters.
   bool check_parameters = false;
-  // Layers of the model call collectives, so a process without a batch runs an empty one in its place (replicas.h).
-  // Synchronised BatchNorms are detected; set this for layers of your own that call collectives.
+  // True if layers of the model call collectives. Then a process without a batch runs the model on an empty batch
+  // (replicas.h). Synchronised BatchNorms are detected; set this for layers of your own that call collectives.
   bool layers_wait = false;
   // The Trainer's optimizer, if its states are in shards. Checkpoints hold the states of whole parameters.
   ShardedOptimizer* shards = nullptr;

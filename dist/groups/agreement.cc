@@ -93,7 +93,7 @@ void combine_small(const Call& call, int rank, int world_size, const unsigned ch
     if (r > 0) sum_of(wire)(sum, sum, part, n);
   }
   if (call.op == ReduceOp::kAverage) divide(sum, wire, n, world_size);
-  size_t first = 0, count = n;  // of this rank's result
+  size_t first = 0, count = n;  // the elements that this rank receives
   if (call.kind == CollectiveKind::kReduceScatter) {
     count = n / static_cast<size_t>(world_size);
     first = static_cast<size_t>(rank) * count;

@@ -42,7 +42,8 @@ struct CallMessage {
 static_assert(sizeof(CallMessage) == 64);
 
 uint64_t hash_of_name(std::string_view name);
-// "all_reduce 2 (gradients; 8 f32, average)". Any bytes are allowed in `call`, which may come from a peer.
+// Returns a text such as "all_reduce 2 (gradients; 8 f32, average)". Any bytes are allowed in `call`, which may come
+// from a peer.
 std::string describe(const Call& call, std::string_view name);
 // True if this build knows the value of every field.
 bool is_valid(const Call& call, int world_size);
@@ -52,7 +53,7 @@ size_t first_that_differs(std::span<const CallMessage> calls, int world_size);
 // The first rank whose text differs from rank 0's, and the first line that differs.
 struct TextDifference {
   size_t rank, line;
-  std::string there, first;  // the line on that rank and on rank 0: quoted, or "nothing more"
+  std::string there, first;  // line `line` of that rank and of rank 0: quoted, or "nothing more"
 };
 std::optional<TextDifference> first_difference(std::span<const std::string> texts);
 

@@ -26,7 +26,7 @@ class Work {
   void wait() const;
   // Blocks this thread until the collective is done. Throws the collective's error.
   void synchronize() const;
-  bool is_done() const;  // true also if it has failed
+  bool is_done() const;  // true also if the collective has failed
 
  private:
   std::shared_ptr<State> state_;

@@ -15,8 +15,8 @@ namespace rondo::dist {
 // loads this code before it calls `work`, which then compiles nothing if it needs the same code. A rank whose
 // processor, device or build differs from rank 0's compiles for itself. `work` must not communicate, because the ranks
 // call it at different times: run the backward of a DistributedDataParallel under no_sync(). Returns the number of
-// kernels that this rank loaded; 0 on rank 0. A collective: throws what `work` throws on its own rank, and Error with
-// rank 0's message on all ranks if `work` fails there.
+// kernels that this rank loaded; 0 on rank 0. A collective. If `work` throws on rank 0, that error is rethrown there,
+// and all other ranks throw Error with its message. If `work` throws on another rank, only that rank throws.
 int compile_once(ProcessGroup& group, const std::function<void()>& work);
 
 }  // namespace rondo::dist

@@ -16,7 +16,7 @@ namespace {
 
 std::string kind_of(Device device) {
   std::string name = to_string(device);
-  name.resize(std::min(name.find(':'), name.size()));  // without its number
+  name.resize(std::min(name.find(':'), name.size()));  // drops the device's number
   return name;
 }
 

@@ -42,7 +42,8 @@ void DeviceWork::wait() {
   in_ = Tensor();
 }
 
-// Polls. If a rank never comes, the collective's kernel never ends, and any other kind of wait would block forever.
+// Waits by polling. If a rank never calls the collective, the collective's kernel never ends, and any other kind of
+// wait would block forever.
 void DeviceWork::synchronize() {
   constexpr int kYields = 100;
   constexpr std::chrono::microseconds kLongestPause{200};

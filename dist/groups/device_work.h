@@ -27,8 +27,8 @@ class DeviceWork final : public Work::State {
   bool is_done() override;
 
   const NamedCall& call() const { return call_; }
-  // When the device was first seen to have finished the work before the collective; nullopt: not yet. Only one thread
-  // may call it.
+  // Returns when the device was first seen to have finished the work before the collective, or nullopt if that has not
+  // happened yet. Only one thread may call it.
   std::optional<std::chrono::steady_clock::time_point> started();
   // Marks the collective as lost: it has this error from now on. Call this before the abort: an abort lets the device
   // reach the collective's event, although the collective is not done.

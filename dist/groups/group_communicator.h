@@ -24,7 +24,7 @@ class GroupCommunicator final : public rondo::Communicator {
   // surfaces] in process_group.h.
   void all_reduce_sum(const Tensor& tensor) override;
 
-  // How many messages, and how many bytes of each rank's tensors, have been sent so far. Any thread that issues
+  // Return how many messages, and how many bytes of each rank's tensors, have been sent so far. Any thread that issues
   // collectives may call these.
   int64_t messages() const { return messages_; }
   int64_t bytes() const { return bytes_; }
@@ -34,10 +34,10 @@ class GroupCommunicator final : public rondo::Communicator {
   int64_t messages_ = 0, bytes_ = 0;
 };
 
-// Ioffe and Szegedy's batch normalisation over the batches of all ranks: every BatchNorm1d and BatchNorm2d of `model`
-// computes its statistics in training from 2 C + 1 f64 numbers summed over the ranks: one message in forward and one in
-// backward. Batches may have different sizes, and may be empty. Names and state do not change. Throws Error
-// if the model has no such layer.
+// Makes every BatchNorm1d and BatchNorm2d of `model` normalise over the batches of all ranks (Ioffe and Szegedy's batch
+// normalisation). In training, each such layer computes its statistics from 2 C + 1 f64 numbers (C channels) that are
+// summed over the ranks: one message in forward and one in backward. Batches may have different sizes, and may be
+// empty. The model's names and state do not change. Throws Error if the model has no BatchNorm.
 std::shared_ptr<GroupCommunicator> convert_sync_batchnorm(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group);
 
 }  // namespace rondo::dist

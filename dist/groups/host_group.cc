@@ -22,7 +22,7 @@ void check_members(const std::vector<int>& ranks, int world_size, std::string_vi
   }
 }
 
-// One process has nothing to send. Device tensors need no wait: the compute stream orders them.
+// The group of a single process: it has nothing to send. Device tensors need no wait: the compute stream orders them.
 class SoloGroup final : public HostGroup {
  public:
   SoloGroup(const GroupOptions& options, int rank_in_job) : options_(options), rank_in_job_(rank_in_job) {}
@@ -95,7 +95,7 @@ void agree_on_members(ProcessGroup& group, const std::vector<int>& ranks, std::s
       absl::StrCat(what, ": rank ", other, " makes it of ranks ", texts[other], ", rank 0 of ranks ", texts[0]));
 }
 
-// ---- Checks
+// ---- Checks of tensors and arguments
 
 namespace {
 std::string prefix_of(std::string_view collective, std::string_view name) {

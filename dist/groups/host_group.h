@@ -20,7 +20,7 @@ class HostGroup : public ProcessGroup {
   // Call when the device's group has failed, and has told the launcher and the other ranks why. From then on no
   // collective can run. Returns at once. Any thread may call it.
   virtual void give_up(const std::string& sentence) = 0;
-  // Null if this process is the only one.
+  // Returns null if this process is the only one.
   virtual PeerStatus* peers() = 0;
   int rank_in_job(int rank) const override = 0;
   // Like ProcessGroup::subgroup().
@@ -30,9 +30,10 @@ class HostGroup : public ProcessGroup {
   }
 };
 
-// A group of one process, with no messages and no threads. `rank_in_job`: of this process.
+// Makes a group of one process, with no messages and no threads. `rank_in_job`: the rank of this process in its job.
 std::shared_ptr<HostGroup> make_solo_group(const GroupOptions& options, int rank_in_job = 0);
-// Used when a subgroup is made: checks `ranks`, and that all ranks of `group` pass the same list. A collective.
+// Checks the `ranks` of a new subgroup, and that all ranks of `group` pass the same list. A collective; subgroup()
+// calls it.
 void agree_on_members(ProcessGroup& group, const std::vector<int>& ranks, std::string_view name);
 
 // The checks that every group makes before it accepts a tensor. They throw Error. `device`: the group's, if it has one.

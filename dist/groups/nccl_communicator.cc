@@ -87,7 +87,7 @@ void NcclCommunicator::connect(const NcclId& id) {
   throw ConnectionError(diagnosis.sentence);
 }
 
-// ---- Issuing
+// ---- Issuing collectives
 
 Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Tensor& in, Enqueue enqueue) {
   auto work = std::make_shared<DeviceWork>(options_.device, call, out, in);
@@ -126,7 +126,7 @@ Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Ten
 
 NcclResult NcclCommunicator::run(Enqueue enqueue, void* stream, const NamedCall& call) {
   const std::lock_guard lock(library_mutex_);
-  if (comm_ == nullptr) return NcclResult::kInvalidUsage;  // just aborted
+  if (comm_ == nullptr) return NcclResult::kInvalidUsage;  // fail() has aborted the communicator meanwhile
   const NcclResult result = enqueue(library_, comm_, stream);
   return result == NcclResult::kInProgress ? settle(call) : result;
 }
@@ -156,7 +156,7 @@ NcclResult NcclCommunicator::settle(const NamedCall& call) {
   }
 }
 
-// ---- Watching
+// ---- Watching the collectives in flight: Note [Watching]
 
 void NcclCommunicator::watch() {
   for (;;) {
@@ -232,7 +232,8 @@ std::string NcclCommunicator::library_error() {
   return describe(library_, result, comm_);
 }
 
-// `first`: the first collective that is not done. The later ones wait for it.
+// Fails the group if collective `first` cannot complete any more. `first` is the first collective that is not done;
+// later ones wait for it.
 void NcclCommunicator::look_for_trouble(DeviceWork& first) {
   const NamedCall& call = first.call();
   if (const std::string error = library_error(); !error.empty()) return fail(call, /*late=*/false, error);
@@ -352,9 +353,9 @@ void NcclCommunicator::abort() noexcept {
   }
 }
 
-// ---- The end
+// ---- Closing
 
-// True if every collective in flight has ended on this rank.
+// Finalizes and destroys the communicator. Returns true if every collective in flight has ended on this rank.
 bool NcclCommunicator::finalize() noexcept {
   const std::lock_guard lock(library_mutex_);
   if (comm_ == nullptr) return false;
@@ -371,7 +372,7 @@ bool NcclCommunicator::finalize() noexcept {
       static_cast<void>(library_.destroy(std::exchange(comm_, nullptr)));
     });
   } catch (const std::exception&) {
-    // The device has failed, as in abort().
+    // The device has failed. The communicator is freed when the process ends, as in abort().
   }
   return done;
 }

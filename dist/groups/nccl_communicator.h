@@ -50,7 +50,7 @@ class NcclCommunicator {
  public:
   struct Options {
     Device device;
-    int rank = 0, world_size = 1;  // in the communicator
+    int rank = 0, world_size = 1;  // of this process in the communicator
     Milliseconds timeout{0};
     std::string label;  // names a subgroup in messages
   };
@@ -69,7 +69,7 @@ class NcclCommunicator {
 
   // The main function of the watching thread; returns after close().
   void watch();
-  // Waits up to `patience` for collectives in flight. False if the watching thread needs longer to end.
+  // Waits up to `patience` for collectives in flight. Returns false if the watching thread has not ended by then.
   bool close(bool unwinds, Milliseconds patience);
 
   // Aborts the collectives in flight; nothing can be issued any more. Any thread.

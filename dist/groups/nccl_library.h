@@ -29,7 +29,7 @@ using NcclComm = struct OpaqueNcclComm*;
 struct NcclId {
   char bytes[128];
 };
-inline constexpr int kNcclUndefined = INT_MIN;  // the library chooses
+inline constexpr int kNcclUndefined = INT_MIN;  // the library chooses the value
 // The layout of 2.18; `size` and `version` tell this to a later library.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
@@ -59,7 +59,7 @@ struct NcclConfig {
 #define RONDO_NCCL_MEMBER(member, symbol, ...) std::add_pointer_t<__VA_ARGS__> member = nullptr;
 struct NcclLibrary {
   RONDO_NCCL(RONDO_NCCL_MEMBER)
-  std::string path, version_text;  // "2.28.9"
+  std::string path, version_text;  // version_text: such as "2.28.9"
 };
 #undef RONDO_NCCL_MEMBER
 

@@ -23,7 +23,7 @@
 namespace rondo::dist {
 namespace {
 
-// The first line of a system file; empty if the file cannot be read.
+// Returns the first line of a system file, or "" if the file cannot be read.
 std::string line_of(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -40,10 +40,11 @@ std::string this_machine() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-// "cuda" from "cuda:1".
+// Returns the kind of a device: "cuda" for "cuda:1".
 std::string_view kind_of(std::string_view device) { return device.substr(0, device.find(':')); }
 
-// Reads "0-3,8", the system's format. Empty if the text is not such a list, or has a core too large for a cpu_set_t.
+// Reads a list of cores in the system's format, such as "0-3,8". Returns nullopt if the text is not such a list, or has
+// a core too large for a cpu_set_t.
 std::optional<cpu_set_t> parse_cores(const std::string& text) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -77,7 +78,7 @@ bool narrow_thread(pid_t thread, const cpu_set_t& cores) {
   return CPU_COUNT(&both) > 0 && ::sched_setaffinity(thread, sizeof both, &both) == 0;
 }
 
-// The ids of this process's threads, without the calling thread.
+// Returns the ids of this process's threads, without the calling thread.
 std::vector<pid_t> other_threads() {
   std::vector<pid_t> threads;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/task"), &::closedir);

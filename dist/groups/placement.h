@@ -29,9 +29,9 @@ Device device_of_rank(std::string_view text, const Environment& environment);
 
 // What a rank tells the others about its device.
 struct DeviceClaim {
-  std::string device;   // "cuda:1"
+  std::string device;   // such as "cuda:1"
   std::string machine;  // equal on all ranks of a machine, and on no other
-  std::string unit;     // DevicePlace::unit: which device of the machine it is; empty: any number of ranks may share it
+  std::string unit;     // DevicePlace::unit: identifies the device within the machine; empty: ranks may share it
 };
 DeviceClaim claim_of(Device device);
 // A collective. Throws Error on every rank if two ranks of a machine use the same device, or if some ranks use another
@@ -43,9 +43,9 @@ struct Pinned {
   int cores = 0;     // cores that the threads may use now; 0: nothing was changed
   std::string text;  // "threads run on cores 0-15, near cuda:0 (0000:3b:00.0)", or why nothing was changed
 };
-// Restricts the threads of this process, and those that they start later, to cores near the device: those near cores
-// that the process may use. Reads local_cpulist of the device's PCI address below `sysfs`. Nothing is changed if the
-// system does not list the near cores, or if the process may use none of them. Never throws.
+// Restricts the threads of this process, and those that they start later, to those cores near the device that the
+// process may use. Reads local_cpulist of the device's PCI address below `sysfs`. Nothing is changed if the system does
+// not list the near cores, or if the process may use none of them. Never throws.
 Pinned pin_threads(Device device, const std::string& sysfs = "/sys");
 
 }  // namespace rondo::dist

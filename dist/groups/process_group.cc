@@ -47,7 +47,7 @@ namespace {
 
 constexpr int64_t kLongestText = 4096;
 
-// What a rank sends, followed by `reserved` bytes of text.
+// What a rank sends for the comparison. `reserved` bytes of text follow it.
 struct CheckHeader {
   uint64_t count = 0, hash = 0;
   uint32_t text_bytes = 0, has_more = 0;  // has_more: the text is longer than `reserved`
@@ -60,8 +60,8 @@ struct Difference {
   size_t rank = 0;
 };
 
-// Finds where the records of the ranks differ first. Empty if that is in a call that not all ranks have kept. A
-// collective.
+// Finds where the records of the ranks differ first. Returns nullopt if the difference is in a call that some rank has
+// no record of any more. A collective.
 std::optional<Difference> find_difference(ProcessGroup& group, const SequenceRecord& record, uint64_t count,
                                           const std::string& name) {
   const auto n = static_cast<size_t>(group.world_size());

@@ -68,9 +68,9 @@ class SequenceCheck {
 
 class ProcessGroup {
  public:
-  // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come. Throws
-  // MismatchError on every rank if options differ, except for the device's number. With a device and more than one
-  // process, throws Error on every rank if one has no NCCL (at least 2.18). In connect.cc.
+  // Connects to the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come.
+  // Throws MismatchError on every rank if options differ, except for the device's number. With a device and more than
+  // one process, throws Error on every rank if one has no NCCL (at least 2.18). Defined in connect.cc.
   static std::shared_ptr<ProcessGroup> connect(const Environment& environment, GroupOptions options = {});
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
@@ -78,7 +78,7 @@ class ProcessGroup {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // The device whose tensors the group accepts besides host tensors.
+  // Returns the device whose tensors the group accepts besides host tensors; nullopt if there is none.
   virtual std::optional<Device> device() const { return std::nullopt; }
 
   // Returns the message of the group's first error; empty while collectives can run. Waits, at most a few seconds,
@@ -91,8 +91,8 @@ class ProcessGroup {
   // on every rank. `name` is for messages; the ranks compare its first 80 bytes. These functions throw Error for
   // an unsuitable tensor.
 
-  // In place. dtypes: f64, f32, bf16, f16; i64 and i32 for kSum only. In host memory bf16 and f16 are added and divided
-  // in f32, and rounded once; on a device NCCL adds them and may round after every addition.
+  // Reduces `tensor` in place. dtypes: f64, f32, bf16, f16; i64 and i32 for kSum only. In host memory bf16 and f16 are
+  // added and divided in f32, and rounded once; on a device NCCL adds them and may round after every addition.
   virtual Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) = 0;
   // Overwrites `tensor` with the tensor of rank `root`. Any dtype.
   virtual Work broadcast(const Tensor& tensor, int root, std::string_view name) = 0;
@@ -125,11 +125,11 @@ class ProcessGroup {
 
  private:
   friend class SequenceCheck;
-  // What check_sequence() compares; null if there are no device collectives.
+  // Returns the record that check_sequence() compares, or null if there are no device collectives.
   virtual SequenceRecord* sequence() { return nullptr; }
   // Called when the sequences differ: no collective can run any more.
   virtual void fail_mismatched(const std::string& /*sentence*/) {}
-  // The rank in the job of rank `rank`, for messages.
+  // Returns the rank in the job of the group's rank `rank`, for messages.
   virtual int rank_in_job(int rank) const { return rank; }
 };
 

@@ -22,7 +22,7 @@ namespace rondo::dist {
 class ScalarReduction {
  public:
   struct Term {
-    Tensor value;  // of one element
+    Tensor value;  // a tensor of one element
     double weight = 1;
   };
   // A rank's number is the sum of weight * value over its terms, in f64. The group must outlive this.

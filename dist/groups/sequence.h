@@ -44,9 +44,9 @@ class SequenceRecord {
   void set_agreed(uint64_t number);
   uint64_t agreed() const { return agreed_; }
 
-  // The number of the first call that is kept; count() + 1 if there is none.
+  // Returns the number of the first call that is kept; count() + 1 if there is none.
   uint64_t first() const { return count_ + 1 - entries_.size(); }
-  // The hash of all calls up to `number`. REQUIRES: first() <= number <= count().
+  // Returns the hash of all calls up to `number`. REQUIRES: first() <= number <= count().
   uint64_t hash_at(uint64_t number) const { return entries_[number - first()].hash; }
   // "all_reduce 3 (bucket 2; 8 f32)", or a text that says that no call has this number.
   std::string describe_at(uint64_t number) const;

@@ -34,11 +34,11 @@ constexpr Milliseconds kLeaving{2'000}, kStoreLeaving{5'000};
 // If ranks disagree, a rank waits this long for another rank's description of its call.
 constexpr Milliseconds kTelling{5'000};
 
-// One collective that was issued.
+// A collective that was issued and has no outcome yet.
 struct Job {
   Call call;
   std::string name;
-  Tensor out, in;  // kept alive
+  Tensor out, in;  // keeps the tensors alive
   void* to = nullptr;
   const void* from = nullptr;
   std::shared_ptr<Work::State> state;
@@ -48,8 +48,8 @@ struct Job {
 
 // The ranks of a group. A subgroup has some of the job's ranks.
 struct Members {
-  std::vector<int> ranks;  // in the job
-  std::string prefix;      // of the subgroup's keys in the store; empty: the whole job, and meet() chooses it
+  std::vector<int> ranks;  // the members' ranks in the job
+  std::string prefix;      // of the subgroup's keys in the store; empty for the whole job, whose prefix meet() chooses
   std::string label;       // " of subgroup NAME (ranks 1, 3)", for messages
 
   int position_of(int rank) const {
@@ -168,9 +168,9 @@ class Communicator {
     changed_.notify_all();
   }
 
-  // Ends the work: jobs that have not begun get an error. Waits up to `patience` for a job that already moves data,
-  // since its peers take part. Returns false if this job takes longer: the thread then ends by itself when the group's
-  // timeout has passed.
+  // Closes the communicator: jobs that have not begun get an error. Waits up to `patience` for a job that already moves
+  // data, since its peers take part. Returns false if this job takes longer: the thread then ends by itself when the
+  // group's timeout has passed.
   bool close(const char* how, bool failed, Milliseconds patience) {
     bool first = false;
     {
@@ -199,7 +199,7 @@ class Communicator {
     transport_->interrupt();
     changed_.notify_all();
   }
-  // In a subgroup, appends to a message of the transport that ranks are numbered as in the group.
+  // Returns a message of the transport; in a subgroup, with a note that it numbers the ranks as in the group.
   std::string counted_in_group(std::string text) const {
     return members_.label.empty() ? text : absl::StrCat(text, " (its ranks are counted", members_.label, ")");
   }
@@ -275,7 +275,7 @@ class Communicator {
 
   std::string text_of(const Job& job) const { return job.text() + members_.label; }
 
-  // ---- Agreement
+  // ---- The ranks agree on the next collective
   // Throws MismatchError, with the same text on every rank, unless all ranks call the same collective.
   std::vector<CallMessage> agree(const Job& job) {
     CallMessage mine{.call = job.call};
@@ -301,7 +301,7 @@ class Communicator {
   bool sends(const Call& call) const { return call.kind != CollectiveKind::kBroadcast || call.root == rank_; }
   static const void* source(const Job& job) { return job.from != nullptr ? job.from : job.to; }
 
-  // ---- Data
+  // ---- Moving and reducing tensors
   void take_inline(Job& job, const std::vector<CallMessage>& calls) {
     const size_t bytes = job.call.bytes();
     std::vector<unsigned char> all(calls.size() * bytes);
@@ -337,8 +337,8 @@ class Communicator {
 
   Block block_of(size_t n) const { return {n, static_cast<size_t>(world_size_), static_cast<size_t>(rank_)}; }
 
-  // `reduced` receives this rank's block of the sums or averages, in the dtype of the call. It may be that block of
-  // `in`.
+  // Reduces the tensors of all ranks. `reduced` receives this rank's block of the sums or averages, in the dtype of the
+  // call. It may be that block of `in`.
   void reduce(const Call& call, const void* in, void* reduced) {
     const auto n = static_cast<size_t>(call.numel), mine = block_of(n).size();
     const DType wire = wire_dtype(call.dtype);
@@ -354,7 +354,7 @@ class Communicator {
   const int rank_, world_size_;  // in the group
   const Milliseconds timeout_;
   const pid_t process_ = ::getpid();
-  std::string prefix_;  // of the group's keys
+  std::string prefix_;  // the prefix of the group's keys in the store
   std::unique_ptr<Store> store_;
   std::unique_ptr<PeerStatus> peers_;
   std::unique_ptr<TcpTransport> transport_;

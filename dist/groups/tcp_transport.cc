@@ -36,7 +36,7 @@ struct TcpTransport::State {
   Messages messages;
   uint64_t slot = 0;  // of the next message; the same on all ranks because they make the same calls
 
-  // The ranks me + distance and me - distance, modulo the number of ranks.
+  // Return the rank me + distance or me - distance, modulo the number of ranks.
   int behind(size_t distance) const { return static_cast<int>((me + distance) % ranks); }
   int before(size_t distance) const { return static_cast<int>((me + ranks - distance) % ranks); }
 

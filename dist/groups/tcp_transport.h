@@ -1,5 +1,5 @@
-// Collectives over the proved connections between the ranks of a group. Names, agreement and blame are the
-// job of tcp_group.cc.
+// Collectives over the proved connections between the ranks of a group (mesh.h). tcp_group.cc does the rest: it names
+// and compares the calls, and finds the rank to blame for an error.
 //
 // Thread safety: one thread calls the collectives; interrupt() may be called from another.
 #pragma once
@@ -40,8 +40,8 @@ class TcpTransport {
   // Rank r sends block r of `values` (n elements of `width` bytes each) and receives the other blocks.
   void all_gather(void* values, size_t width, size_t n);
   // sums[i] is the sum over the ranks of element i of this rank's block of `in`, which has n elements of `dtype`.
-  // `sums` has the wire dtype. Adds in the order of the ranks, beginning with this one. `sums` may be that block of
-  // `in`.
+  // `sums` has the wire dtype. Adds in the order of the ranks, beginning with this one. `sums` may be this rank's block
+  // of `in`.
   void reduce_scatter(const void* in, DType dtype, size_t n, void* sums);
 
   // Ends an exchange() in progress, and every later one, with ConnectionError.

@@ -22,12 +22,12 @@ struct LaunchedRank {
   std::optional<int> status;  // as waitpid() gives it; nullopt: the rank has not ended
   int64_t ended_at = 0;       // microseconds since 1970
   std::optional<FailureRecord> failure;
-  bool failed() const;  // it has ended, but not with exit code 0
+  bool failed() const;  // true if the rank has ended, but not with exit code 0
 };
 
 struct Culprit {
   size_t rank = 0;
-  std::optional<size_t> accuser = {};  // the rank whose record names it
+  std::optional<size_t> accuser = {};  // the rank whose record names the culprit
 };
 // Returns nullopt if no rank has failed.
 std::optional<Culprit> find_culprit(std::span<const LaunchedRank> ranks);

@@ -19,7 +19,7 @@ struct ProcessInfo {
   uint64_t start = 0;  // clock ticks after boot: with `pid`, identifies a process even if its number is reused
 };
 
-// False if there is no such process.
+// Reads the data of a process. Returns false if there is no such process.
 bool read_process(pid_t pid, ProcessInfo& info);
 // Returns the living descendants of `root`. Not included: `root` itself, the processes in `except`, and the descendants
 // of these.

@@ -25,7 +25,7 @@ namespace {
 
 // How long processes that received SIGKILL may take to end.
 constexpr Milliseconds kDying{10'000};
-// The longest order: a rank's command line and variables.
+// The most bytes of an order: a rank's command line and variables.
 constexpr size_t kLongestOrder = 1 << 20;
 
 enum class Order : uint8_t { kStart, kSignal, kEndAll };
@@ -179,7 +179,7 @@ class GuardProcess {
     }
   }
 
-  // `streams`: two descriptors to send along, or null.
+  // Sends a report to the launcher. `streams`: two descriptors to send along, or null.
   void report(const Report& report, const int* streams) {
     iovec bytes = {const_cast<Report*>(&report), sizeof report};
     msghdr message = {};
@@ -201,7 +201,7 @@ class GuardProcess {
 
   Fd connection_;
   const sigset_t mask_;
-  std::map<pid_t, int> ranks_;  // the running ranks
+  std::map<pid_t, int> ranks_;  // the running ranks by process id
   std::string order_;
 };
 

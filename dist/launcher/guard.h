@@ -52,7 +52,7 @@ class Guard {
   // Kills every process below the guard, also those that left their rank's process group. The guard then ends.
   void end_all();
 
-  // Readable when there is an event.
+  // Returns a descriptor that is readable when there is an event.
   int fd() const { return connection_.get(); }
   // Returns the next event, or nullopt if none has arrived. Always nullopt once lost() is true.
   std::optional<Event> next();

@@ -13,8 +13,8 @@ namespace {
 // The timeout of the launcher's connection to its own store.
 constexpr Milliseconds kOwnStore{10'000};
 
-// Returns the port for MASTER_PORT. Programs such as PyTorch's open their own store there. The JobStore has another
-// port.
+// Returns the port for MASTER_PORT. Programs that use PyTorch open their own store at this port. The JobStore listens
+// at another port.
 int choose_master_port(const LaunchOptions& options) {
   if (options.master_port == 0) return port_of(listen_on("127.0.0.1", 0));
   try {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMostProcesses = 1024;
 
-// The value of --nproc-per-node.
+// Returns the number of processes that --nproc-per-node asks for.
 int parse_process_count(const std::string& text) {
   int value = 0;
   if (absl::SimpleAtoi(text, &value) && value >= 1 && value <= kMostProcesses) return value;

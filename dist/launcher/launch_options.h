@@ -18,8 +18,8 @@ struct LaunchOptions {
   std::vector<std::string> command;
 };
 
-// `args`: argv without the program's name. Throws Error with a message for the user. REQUIRES: one thread, if it counts
-// GPUs (--nproc-per-node gpu or auto).
+// `args`: argv without the program's name. Throws Error with a message for the user. REQUIRES: this process has one
+// thread, if the options ask for the number of GPUs (--nproc-per-node gpu or auto).
 LaunchOptions parse_launch_options(const std::vector<std::string>& args);
 std::string launch_usage();
 

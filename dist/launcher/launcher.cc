@@ -78,7 +78,7 @@ class Signals {
   Signals& operator=(const Signals&) = delete;
   int fd() const { return fd_.get(); }
   const sigset_t& before() const { return before_; }
-  // The next signal that has come, or 0.
+  // Returns the next signal that has come, or 0.
   int take() {
     signalfd_siginfo info;
     if (::read(fd_.get(), &info, sizeof info) != sizeof info) return 0;
@@ -130,7 +130,7 @@ class LaunchedJob {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const LaunchedRank& rank) { return !rank.status; });
   }
 
-  // ---- Start
+  // ---- The start of the job
   void start_all() {
     const int n = options_.nproc_per_node;
     std::vector<std::string> variables = store_.variables();
@@ -175,7 +175,7 @@ class LaunchedJob {
     }
   }
 
-  // ---- While it runs
+  // ---- While the job runs
   // True if a rank was blamed, or a signal came.
   bool is_ending() const { return has_blamed_ || signals_.have_come(); }
 
@@ -193,7 +193,7 @@ class LaunchedJob {
     return output_.take(std::span<const pollfd>(fds).subspan(first));
   }
 
-  // ---- Its end
+  // ---- The end of the job
   // Says which rank failed first, then the others, in the order in which they ended. Ends the job.
   void blame() {
     blame_at_.reset();
@@ -202,7 +202,7 @@ class LaunchedJob {
     if (!culprit) return;
     const LaunchedRank& root = ranks_[culprit->rank];
     const bool stopped = is_stopped(root);
-    if (!root.status && !stopped && !has_waited_) {  // wait: it may be about to end
+    if (!root.status && !stopped && !has_waited_) {  // waits once: the rank may be about to end
       has_waited_ = true;
       blame_at_ = after(kEnding);
       return;

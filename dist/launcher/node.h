@@ -1,4 +1,4 @@
-// What this machine offers to a launcher.
+// Counts the GPUs of this machine, for --nproc-per-node.
 #pragma once
 
 #include <string>

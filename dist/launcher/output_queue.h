@@ -30,7 +30,7 @@ class OutputQueue {
   bool has_room(int stream) const;
   // True if everything has been passed to the writer, and the writer has returned.
   bool is_empty() const;
-  // Readable when a writer has returned since the last clear().
+  // Returns a descriptor that is readable when a writer has returned since the last clear().
   int fd() const;
   void clear();
 

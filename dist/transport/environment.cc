@@ -17,7 +17,7 @@ std::string text_of(const char* name) {
   return text == nullptr ? "" : text;
 }
 
-// The variable's value, or `otherwise` if it is not set. Throws Error unless it is a number in [least, most].
+// Returns the variable's value, or `otherwise` if it is not set. Throws Error unless it is a number in [least, most].
 int number_of(const char* name, int otherwise, int least, int most) {
   const std::string text = text_of(name);
   if (text.empty()) return otherwise;
@@ -30,7 +30,7 @@ int number_of(const char* name, int otherwise, int least, int most) {
 // The variables by which another launcher tells a process its rank.
 struct Launcher {
   const char* name;
-  const char* rank;  // if this or world_size is not set, the others are ignored; only one of the two set is an error
+  const char* rank;  // the variables below are read only if this one and world_size are set
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;  // or the number of machines, if counts_machines
@@ -61,7 +61,8 @@ const std::vector<Launcher>& launchers() {
   return *all;
 }
 
-// A port that all processes of a job derive from its name. It is below the ephemeral ports (from 32768 on Linux).
+// Returns a port that all processes of a job derive from its name. It is below the ephemeral ports (from 32768 on
+// Linux).
 int port_of(std::string_view job) {
   io::Checksum sum;
   sum.update(job);

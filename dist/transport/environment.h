@@ -12,9 +12,9 @@ struct HostPort {
 };
 
 struct Environment {
-  int rank = 0, world_size = 1;              // rank among all processes
-  int local_rank = 0, local_world_size = 1;  // the same, among the processes on this machine
-  std::string master_addr = "127.0.0.1";     // rank 0's machine
+  int rank = 0, world_size = 1;              // this process among all processes of the job
+  int local_rank = 0, local_world_size = 1;  // this process among those on this machine
+  std::string master_addr = "127.0.0.1";     // the address of rank 0's machine
   int master_port = 0;
   // "host:port" of a store that the launcher keeps. Empty: rank 0 opens one at master_addr:master_port.
   std::string store;
@@ -22,7 +22,7 @@ struct Environment {
   std::string run_id = "none";  // the job's id, the same after a restart; rondorun gives each job its own
   int restart_count = 0;        // how often the job has been restarted
 
-  // Where the store is. Throws Error if `store` is not host:port.
+  // Returns the address of the store. Throws Error if `store` is not host:port.
   HostPort store_address() const;
 
   // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID,

@@ -27,7 +27,8 @@ struct FailureRecord {
   static std::optional<FailureRecord> from_text(std::string_view text);
 };
 
-// The prefix of the store's keys for this start of the job. A restart has another prefix, so it never reads old keys.
+// Returns the prefix of the store's keys for this start of the job. A restart has another prefix, so it never reads old
+// keys.
 std::string job_prefix(const Environment& environment);
 std::string failure_key(const Environment& environment, int rank);
 // Writes the record of this process's rank.

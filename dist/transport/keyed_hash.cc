@@ -33,7 +33,7 @@ uint32_t load_big_endian(const char* at) {
   return value;
 }
 
-// FIPS 180-4, 6.2.2: the hash after one more block of the message.
+// Updates the hash by one more block of the message: FIPS 180-4, 6.2.2.
 void consume(std::array<uint32_t, 8>& hash, const char* block) {
   std::array<uint32_t, 64> w;
   for (size_t t = 0; t < 16; ++t) w[t] = load_big_endian(block + 4 * t);
@@ -66,7 +66,7 @@ std::string padded(std::string_view key, unsigned char pad) {
 std::string sha256(std::string_view bytes) {
   std::array<uint32_t, 8> hash = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                   0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  // FIPS 180-4, 5.1.1: a one bit, zeros, and the length in bits.
+  // FIPS 180-4, 5.1.1. The message is padded with a one bit, zeros, and the message's length in bits.
   std::string tail(bytes.substr(bytes.size() / kBlock * kBlock));
   tail.push_back('\x80');
   while (tail.size() % kBlock != kBlock - 8) tail.push_back('\0');

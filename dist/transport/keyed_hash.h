@@ -14,11 +14,11 @@ namespace rondo::dist {
 inline constexpr size_t kHashBytes = 32;
 
 std::string sha256(std::string_view bytes);
-// HMAC-SHA-256, kHashBytes long. `key` may have any length, and may be empty.
+// Returns the HMAC-SHA-256 of `message`, kHashBytes long. `key` may have any length, and may be empty.
 std::string keyed_hash(std::string_view key, std::string_view message);
-// Unpredictable bytes from the kernel's generator. Throws Error if there is none.
+// Returns n unpredictable bytes from the kernel's generator. Throws Error if the kernel has none.
 std::string random_bytes(size_t n);
-// Constant-time comparison: the time does not depend on where the texts differ.
+// Compares in constant time: the time does not depend on where the texts differ.
 bool same_bytes(std::string_view a, std::string_view b);
 
 }  // namespace rondo::dist

@@ -135,7 +135,7 @@ class Mesh {
     return peer;
   }
 
-  // `word` differs between the two directions: "connects" or "listens".
+  // Returns the proof for one direction of a connection. `word` differs between the two: "connects" or "listens".
   std::string proof(std::string_view word, const Hello& hello, std::string_view challenge) const {
     MessageWriter message(0);
     message.text(word).text(options_.prefix).put(hello.from).put(hello.to).text(challenge);
@@ -196,7 +196,8 @@ class Mesh {
     }
   }
 
-  // False if `s` must leave the list of strangers: its hello is invalid, or it has become a connection.
+  // Reads what has arrived from `s`. Returns false if `s` must leave the list of strangers: its hello is invalid, or it
+  // has become a connection.
   bool examine(Stranger& s) {
     char bytes[sizeof(Hello)];
     const ssize_t n = ::recv(s.socket.get(), bytes, sizeof bytes - s.bytes.size(), 0);

@@ -28,7 +28,7 @@ namespace rondo::dist {
 
 struct MeshOptions {
   std::string prefix;  // of the group's keys in the store: unique to this group
-  std::string token;   // the job's
+  std::string token;   // the job's token
   int rank = 0, world_size = 1;
   Milliseconds timeout{0};         // for connecting to all ranks
   Milliseconds proof_time{5'000};  // how long an accepted connection may take to send its proof

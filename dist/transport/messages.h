@@ -38,7 +38,7 @@ class Messages {
   // after that no message can be sent or received any more.
   void wait_sent(Count& count, Deadline deadline) { wait(count.sent, deadline, false); }
   void wait_received(Count& count, Deadline deadline) { wait(count.received, deadline, false); }
-  // Like these, but return false after interrupt().
+  // Like wait_sent() and wait_received(), but return false after interrupt().
   bool wait_sent_or_interrupted(Count& count, Deadline deadline) { return wait(count.sent, deadline, true); }
   bool wait_received_or_interrupted(Count& count, Deadline deadline) { return wait(count.received, deadline, true); }
 
@@ -56,7 +56,7 @@ class Messages {
   struct Transfer {
     Header header = {}, came = {};  // `came`: the header that was received
     char* data = nullptr;
-    size_t done = 0;  // bytes, the header's included
+    size_t done = 0;  // bytes that are sent or received, the header's included
     size_t* completed = nullptr;
     size_t total() const { return sizeof header + header.bytes; }
   };

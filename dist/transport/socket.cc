@@ -92,7 +92,8 @@ void no_delay(const Fd& socket) {
   setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// False at the deadline. An error or the end of the stream counts as ready; the next call on the socket will report it.
+// Waits until the socket is ready for `events`. Returns false at the deadline. An error or the end of the stream counts
+// as ready; the next call on the socket will report it.
 bool wait_for(const Fd& socket, short events, Deadline deadline) {
   for (;;) {
     pollfd poll_fd = {socket.get(), events, 0};
@@ -103,7 +104,7 @@ bool wait_for(const Fd& socket, short events, Deadline deadline) {
   }
 }
 
-// Returns 0, or the errno of the attempt.
+// Tries once to connect. Returns 0, or the errno.
 int try_connect(const Fd& socket, const addrinfo& address, Deadline deadline) {
   if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS && errno != EINTR) return errno;

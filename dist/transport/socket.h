@@ -16,7 +16,7 @@ namespace rondo::dist {
 using Milliseconds = std::chrono::milliseconds;
 using Deadline = std::chrono::steady_clock::time_point;
 inline Deadline after(Milliseconds timeout) { return std::chrono::steady_clock::now() + timeout; }
-// The time left, for poll(2): rounded up, never negative.
+// Returns the time left, for poll(2): rounded up, never negative.
 int milliseconds_until(Deadline deadline);
 
 // Owns a file descriptor.
@@ -42,7 +42,7 @@ class Fd {
 // does not block. Throws ConnectionError.
 Fd listen_on(const std::string& host, int port);
 int port_of(const Fd& socket);
-// The address of this end, as text: the peer's machine can reach this machine at this address.
+// Returns the address of this end, as text: the peer's machine can reach this machine at this address.
 std::string local_address(const Fd& socket);
 
 // Returns the numeric addresses of a host. If there is no such host, returns none and sets `error`. May block.

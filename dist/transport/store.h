@@ -70,20 +70,21 @@ class Store {
   void wait(std::span<const std::string> keys, Milliseconds timeout);
   // Like wait(), but returns the keys that nobody has set instead of throwing TimeoutError.
   std::vector<std::string> wait_for(std::span<const std::string> keys, Milliseconds timeout);
-  // Adds to a number (0 at first) and returns the sum. The key's value is decimal text.
+  // Adds to the number that is the key's value (0 if the key is not set) and returns the sum. The key's value is
+  // decimal text.
   int64_t add(std::string_view key, int64_t delta);
   void remove(std::string_view key);
   // Like set(), but the server removes the key when this connection ends, also if this process is killed.
   void hold(std::string_view key, std::string_view value);
   // Like hold(), but only if nobody has set the key to another value. Returns the value that the key has now.
   std::string claim(std::string_view key, std::string_view value);
-  // The server sets the key when this connection ends, also if this process is killed. One message for each connection:
-  // a later call replaces it, an empty key cancels it. Does not wait for an answer.
+  // Asks the server to set the key when this connection ends, also if this process is killed. Each connection has at
+  // most one last message: a later call replaces it, and an empty key cancels it. Does not wait for an answer.
   void set_last_message(std::string_view key, std::string_view value);
   // Waits until `world_size` ranks have called it with this name. The same ranks can reuse a name.
   void barrier(const std::string& name, int rank, int world_size, Milliseconds timeout);
 
-  // This machine's address as seen by the store.
+  // Returns this machine's address as the store sees it.
   std::string local_address() const { return dist::local_address(socket_); }
 
  private:

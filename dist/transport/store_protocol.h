@@ -32,13 +32,13 @@ enum class StoreOp : uint8_t {
 enum class StoreStatus : uint8_t {
   kOk,
   kTimeout,  // u32 count, the missing keys; no keys: the server had no room to list them
-  kRefused,  // text: why
+  kRefused,  // text: why the server refuses
 };
 
 // Limits of a message. The server closes a connection that exceeds one, before it allocates anything for the message.
 inline constexpr uint32_t kMaxMessage = 8 << 20;
 inline constexpr size_t kMaxKey = 1 << 10;
-inline constexpr uint32_t kMaxKeys = 1 << 14;   // in one kWait
+inline constexpr uint32_t kMaxKeys = 1 << 14;   // keys in one kWait
 inline constexpr uint32_t kMaxHello = 1 << 10;  // bytes of the first request
 
 class MessageWriter {

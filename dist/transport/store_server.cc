@@ -49,11 +49,11 @@ struct Connection {
   std::string in, out;
   size_t out_begin = 0;  // bytes of `out` already sent
   size_t counted = 0;    // how many bytes of Loop::buffers_ belong to this connection
-  uint32_t events = 0;   // as registered with epoll
+  uint32_t events = 0;   // the events registered with epoll
   Deadline came{};
   Deadline wait_until{};             // only while the table has a wait of this client
-  std::optional<Deadline> in_by;     // for the rest of a message
-  std::optional<Deadline> out_by;    // for the peer to receive what is sent
+  std::optional<Deadline> in_by;     // until when the client must send the rest of a message
+  std::optional<Deadline> out_by;    // until when the client must receive what is sent
   std::optional<Deadline> deadline;  // the earliest of wait_until, in_by and out_by, as in Loop::deadlines_
 
   size_t unsent() const { return out.size() - out_begin; }
@@ -116,7 +116,7 @@ class StoreServer::Loop {
     ::epoll_ctl(epoll_.get(), operation, fd, &event);
   }
 
-  // ---- Connections
+  // ---- Accepting, watching and ending connections
   void accept_all() {
     for (;;) {
       if (strangers_.size() >= max_strangers_ && !drop_oldest_stranger()) return shut_door();
@@ -149,7 +149,8 @@ class StoreServer::Loop {
     }
   }
 
-  // Returns false if there is no stranger, or none older than kStrangersTime.
+  // Closes the oldest unproved connection. Returns false, and closes none, if there is none that is older than
+  // kStrangersTime.
   bool drop_oldest_stranger() {
     if (strangers_.empty()) return false;
     Connection& oldest = *connections_.at(*strangers_.begin());
@@ -281,8 +282,8 @@ class StoreServer::Loop {
     answer_satisfied();
   }
 
-  // ---- Bytes
-  // The length of the message at the beginning of `in`; 0 if not known yet.
+  // ---- Reading and writing bytes
+  // Returns the length of the message at the beginning of `in`, or 0 if it is not known yet.
   static size_t message_size(const Connection& c) {
     if (!c.greeted || c.in.size() < 4) return 0;
     uint32_t size = 0;
@@ -315,7 +316,7 @@ class StoreServer::Loop {
     }
   }
 
-  // True if there is room for a reply of this size. Small replies always have room.
+  // Returns true if there is room for a reply of this size. Small replies always have room.
   bool has_room(const Connection& c, size_t bytes) const {
     return c.out.size() + bytes <= kFreeBuffer || buffers_ + c.out.size() + bytes <= limits_.max_buffers;
   }
@@ -350,7 +351,7 @@ class StoreServer::Loop {
     answer_satisfied();
   }
 
-  // ---- Requests
+  // ---- Handling requests
   // Handles the complete messages in c.in.
   void work_off(Connection& c) {
     size_t at = 0;
@@ -457,7 +458,7 @@ class StoreServer::Loop {
         return answer(nullptr);
       }
     }
-    end(c);  // not a valid message
+    end(c);  // the message was not valid
   }
 
   void answer_satisfied() {

@@ -22,7 +22,7 @@ class StoreTable {
   using Client = uint64_t;
   explicit StoreTable(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Returns null, or why the table refuses. `owner`: forget(owner) removes the key; 0 for a key that stays.
+  // Sets a key. Returns null, or why the table refuses. `owner`: the client whose forget() removes the key; 0: none.
   const char* set(std::string_view key, std::string_view value, Client owner = 0);
   const std::string* find(std::string_view key) const;
   void remove(std::string_view key);
@@ -35,7 +35,8 @@ class StoreTable {
   const std::vector<std::string>& keys_of_wait(Client client) const { return waits_.at(client).keys; }
   bool is_satisfied(Client client) const { return waits_.at(client).n_missing == 0; }
   void end_wait(Client client);
-  // Clients whose wait was satisfied since the last call. A key may have been removed again: check is_satisfied().
+  // Returns the clients whose wait was satisfied since the last call. A key may have been removed again: check
+  // is_satisfied().
   std::vector<Client> take_satisfied() { return std::move(satisfied_); }
 
   // Keeps a value that forget(client) sets. An empty key cancels it. Returns null, or why the table refuses.
@@ -63,7 +64,7 @@ class StoreTable {
   const size_t max_bytes_;
   size_t bytes_ = 0;
   std::map<std::string, Entry, std::less<>> entries_;
-  std::map<std::string, std::vector<Client>, std::less<>> waiters_;  // by key
+  std::map<std::string, std::vector<Client>, std::less<>> waiters_;  // the clients that wait for each key
   std::unordered_map<Client, Wait> waits_;
   std::unordered_map<Client, Message> last_messages_;
   std::unordered_map<Client, std::vector<std::string>> owned_;

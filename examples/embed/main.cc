@@ -37,19 +37,19 @@ int main(int argc, char** argv) try {
                          {.max_steps = argc > 4 ? std::atoll(argv[4]) : 200, .count_targets = optim::unmasked_targets});
   std::future<optim::TrainResult> worker = std::async(std::launch::async, [&] { return trainer.train(); });
 
-  // The main thread: 20 times a second it shows the progress, and it notices the Enter key at once.
+  // The main thread shows the progress 20 times a second, and notices the Enter key at once.
   pollfd key{STDIN_FILENO, POLLIN, 0};
   while (worker.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     if (char c = 0; poll(&key, 1, /*milliseconds=*/50) > 0) {
       if (read(STDIN_FILENO, &c, 1) > 0) trainer.cancel();
-      key.fd = -1;  // ask no more
+      key.fd = -1;  // poll() ignores the keyboard from now on
     }
     const optim::Progress now = trainer.progress();
     if (now.step == 0) continue;
     std::printf("\rstep %lld/%lld  loss %.3f ", (long long)now.step, (long long)now.max_steps, now.loss);
     std::fflush(stdout);
   }
-  const optim::TrainResult result = worker.get();  // rethrows what the worker threw
+  const optim::TrainResult result = worker.get();  // rethrows the exception of the worker
   std::printf("\n%s", result.reason == optim::StopReason::kCancelled ? "cancelled" : "finished");
   write("after");
   nn::save_adapter(*model, argv[3], {.base_model_name_or_path = argv[1]});

@@ -17,7 +17,7 @@
 
 namespace rondo::examples {
 
-// The pixels of one example, f32 (C, H, W), contiguous and in host memory. Called from several threads.
+// Returns the pixels of one example, f32 (C, H, W), contiguous and in host memory. Called from several threads.
 using PixelsOf = std::function<Tensor(int64_t example)>;
 
 struct CaptionBatchesOptions {
@@ -43,11 +43,11 @@ class CaptionBatches : public data::BatchSource {
   bool cut_from(int64_t rows) override { return order_.cut_from(rows); }
   uint64_t fingerprint() const override { return order_.fingerprint(); }
 
-  // The values that T has in the batches.
+  // Returns the values that T has in the batches.
   const std::vector<int64_t>& sizes() const { return order_.sizes(); }
   double padding_share() const { return order_.padding_share(); }
   const data::ExampleSet& captions() const { return order_.examples(); }
-  // The examples of the batch that next() returned last.
+  // Returns the indices of the examples of the batch that next() returned last.
   std::span<const int64_t> examples() const { return order_.batch_examples(); }
 
  private:
@@ -56,13 +56,13 @@ class CaptionBatches : public data::BatchSource {
   const CaptionBatchesOptions options_;
 };
 
-// The captions as tokens: `start`, the caption, `end`. Throws DataError, with the caption's line, if caption and end
-// have more than max_length tokens, or if the tokenizer cannot encode the caption.
+// Returns the captions as tokens: `start`, the caption, `end`. Throws DataError, with the caption's line, if the
+// caption and `end` together have more than max_length tokens, or if the tokenizer cannot encode the caption.
 std::shared_ptr<const data::ExampleSet> encoded(const CaptionedPictures& pictures,
                                                 const text::PreTrainedTokenizer& words, int64_t start, int64_t end,
                                                 int64_t max_length);
 
-// Pictures as the processor makes them. Up to `keep_bytes` of them are kept in memory.
+// Returns a function that makes pictures with the processor. It keeps up to `keep_bytes` of them in memory.
 PixelsOf processed(std::shared_ptr<const CaptionedPictures> pictures, const nn::ImageProcessor& processor,
                    int64_t keep_bytes = int64_t{1} << 30);
 

@@ -1,4 +1,4 @@
-// The model of a run: made here, or read from a folder; and its tokenizer.
+// The model of a run, which is newly made or read from a folder, and the model's tokenizer.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace rondo::examples {
 
 class CaptionModel {
  public:
-  // A new model. tokenizer null: for random data, whose tokens 0, 1 and 2 are padding, start and end.
+  // Makes a new model. `tokenizer` is null for random data, whose tokens 0, 1 and 2 are padding, start and end.
   CaptionModel(const CaptioningOptions& options, const text::PreTrainedTokenizer* tokenizer);
   // Reads a folder that save() or transformers has written. Throws what from_pretrained() throws.
   CaptionModel(const std::string& folder, const CaptioningOptions& options);
@@ -23,7 +23,7 @@ class CaptionModel {
   nn::VisionEncoderDecoder& operator*() const { return *model_; }
   nn::VisionEncoderDecoder* operator->() const { return model_; }
   const nn::ImageProcessor& processor() const { return processor_; }
-  // The token that ends a caption. Throws Error if a model that was read names none.
+  // Returns the token that ends a caption. Throws Error if the config of a model that was read names no such token.
   int64_t end() const;
   // Writes config.json, model.safetensors, generation_config.json, preprocessor_config.json.
   void save(const std::string& folder) const;

@@ -1,4 +1,4 @@
-// Pictures with captions: what a run learns from, and what it is measured on.
+// Pictures with captions, for training and for evaluation.
 //
 //   const auto all = CaptionFile::read("photos", "captions.tsv");       // or DrawnPictures
 //   all->caption(0), all->picture(0);
@@ -18,9 +18,9 @@ class CaptionedPictures {
   virtual ~CaptionedPictures() = default;
   virtual int64_t size() const = 0;
   virtual std::string caption(int64_t index) const = 0;
-  // (C, H, W) u8. Throws FileError.
+  // Returns the picture, (C, H, W) u8. Throws FileError.
   virtual Tensor picture(int64_t index) const = 0;
-  // The caption's line in file(), for errors; 0: it is from no file.
+  // Returns the line of the caption in file(), for error messages; 0 if the caption is from no file.
   virtual int64_t line(int64_t /*index*/) const { return 0; }
   virtual std::string file() const { return ""; }
 };
@@ -34,7 +34,8 @@ class CaptionFile : public CaptionedPictures {
   // FileError: the file cannot be read, or has no line.
   static std::shared_ptr<const CaptionFile> read(const std::string& folder, const std::string& path,
                                                  int64_t max_pixels);
-  // Two sets that share no picture; about `share` of the pictures are in the second. A picture's name decides its set.
+  // Returns two sets that share no picture. About `share` of the pictures are in the second one. A picture's name
+  // decides its set.
   std::pair<std::shared_ptr<const CaptionFile>, std::shared_ptr<const CaptionFile>> split(double share) const;
 
   int64_t size() const override { return std::ssize(rows_); }
@@ -56,7 +57,8 @@ class CaptionFile : public CaptionedPictures {
   std::vector<Row> rows_;
 };
 
-// Reads a picture of any kind that io::read_image() reads. Returns it as an image processor takes it: (C, H, W) u8.
+// Reads a picture of any kind that io::read_image() reads. Returns it in the form that an image processor expects: (C,
+// H, W) u8.
 Tensor read_picture(const std::string& path, int64_t max_pixels);
 
 // Writes the first `count` pictures as PNG files, and captions.tsv, which CaptionFile reads. Throws FileError.

@@ -49,7 +49,7 @@ struct Shape {
 };
 using Shapes = std::vector<Shape>;
 
-// Places a group within these bounds. Returns false if there was no room.
+// Places a group within these bounds. Returns false if some shape finds no room.
 bool place(Draws& draw, const DrawnGroup& group, double left, double right, Shapes& out) {
   for (int64_t i = 0; i < group.count; ++i)
     for (int attempt = 0;; ++attempt) {
@@ -66,7 +66,7 @@ bool place(Draws& draw, const DrawnGroup& group, double left, double right, Shap
   return true;
 }
 
-// How far two groups overlap from top to bottom.
+// Returns how far the vertical ranges of two groups overlap.
 double overlap(const Shapes& a, const Shapes& b) {
   const auto range = [](const Shapes& shapes) {
     std::array<double, 2> ends = {2, -1};
@@ -78,7 +78,7 @@ double overlap(const Shapes& a, const Shapes& b) {
   return std::min(a1, b1) - std::max(a0, b0);
 }
 
-// The shapes of a scene in the order of its groups.
+// Places the shapes of a scene. Returns one list of shapes for each of its groups.
 std::array<Shapes, 2> place(Draws& draw, const DrawnScene& scene) {
   for (;;) {
     std::array<Shapes, 2> groups;
@@ -130,7 +130,7 @@ Tensor DrawnPictures::picture(int64_t index) const {
   Draws draw(seed_ ^ kPlaces, index);
   const std::array<Shapes, 2> groups = place(draw, scene);
   const double gray = draw(20, 90), noise = draw(2, 10);
-  std::array<std::array<double, 3>, 3> colours;  // of the groups and of the background
+  std::array<std::array<double, 3>, 3> colours;  // of the first group, the second group and the background
   for (size_t c = 0; c < 3; ++c) {
     colours[0][c] = rgb(scene.first.colour)[c] + draw(-20, 20);
     colours[1][c] = rgb(scene.second ? scene.second->colour : 0)[c] + draw(-20, 20);

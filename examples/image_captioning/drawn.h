@@ -3,8 +3,8 @@
 //   "three green triangles"    "two red circles left of a blue square"    "a white cross above three red squares"
 //
 // 60 groups (1 to 3 of 5 colours and 4 shapes) make 60 + 2 * 60 * 48 captions. A caption names the left or upper group
-// first. Only one of "left of" and "above" is true of a picture: in the other direction the groups overlap. The two
-// groups differ in colour. About one caption in eight is held out: training never sees it.
+// first. Only one of "left of" and "above" is true of a picture: in the other direction the ranges of the two groups
+// overlap. The two groups differ in colour. About one caption in eight is held out: training never sees it.
 #pragma once
 
 #include <optional>
@@ -35,7 +35,7 @@ class DrawnPictures : public CaptionedPictures {
   DrawnScene scene(int64_t index) const;
 
   static constexpr int64_t kColours = 5, kShapes = 4, kMostShapes = 3;
-  // Red, green and blue of a colour. Pictures vary around these values.
+  // Returns the red, green and blue of a colour. The colours in pictures vary around these values.
   static std::array<uint8_t, 3> rgb(int64_t colour);
 
  private:

@@ -1,4 +1,4 @@
-// Trains a ViT with a GPT-2 that writes captions, and writes them.
+// Trains a model of a ViT and a GPT-2 to write captions for pictures, and writes captions with it.
 //
 //   image_captioning                                                  # random pictures and captions: how fast it is
 //   image_captioning --data=drawn                                     # learns shapes that the program draws
@@ -112,7 +112,7 @@ class Captioner : optim::Callback {
           formatted("%d parameters, vocabulary of %d", model()->num_parameters(), model()->config.decoder.vocab_size));
   }
 
-  // Returns false if cancelled.
+  // Trains the model. Returns false if the user cancelled.
   bool train() {
     const std::shared_ptr<const data::ExampleSet> captions = examples_of(sets_.train.get());
     if (captions->size() < o_.batch_size)
@@ -188,7 +188,7 @@ class Captioner : optim::Callback {
     ExplainsFirstStep explains(compiler, job_, o_.output_dir);
     trainer.add_callback(explains);
     if (report_) trainer.add_callback(*report_);
-    trainer.add_callback(*this);  // on all ranks: they caption together
+    trainer.add_callback(*this);  // on all ranks: each captions its share of the held-out pictures
     if (!o_.resume_from_checkpoint.empty()) require_same_model();
     resume(trainer, o_, job_);
     const std::optional<optim::TrainResult> result = examples::train(trainer, job_);
@@ -217,7 +217,7 @@ class Captioner : optim::Callback {
   uint64_t seed() const { return static_cast<uint64_t>(o_.seed); }
   std::optional<DType> lower() const { return o_.dtype == "bfloat16" ? std::optional(kBF16) : std::nullopt; }
 
-  // `pictures` null: random captions.
+  // Returns the examples for training or evaluation: the captions of `pictures`, or random captions if it is null.
   std::shared_ptr<const data::ExampleSet> examples_of(const CaptionedPictures* pictures) const {
     const nn::VisionEncoderDecoderConfig& config = model()->config;
     const int64_t max_length = std::min(o_.max_length, config.decoder.block_size);
@@ -232,7 +232,8 @@ class Captioner : optim::Callback {
     return processed(pictures, model_->processor());
   }
 
-  // Lists what a resumed run must not change, and no parameter's shape shows: heads, patches, vocabulary, augmentation.
+  // Lists the settings that a resumed run must not change, but that no parameter's shape shows: heads, patches,
+  // vocabulary, augmentation.
   std::string meaning() const {
     io::Checksum words;
     words.update(words_json_);
@@ -252,7 +253,7 @@ class Captioner : optim::Callback {
                                ": take the same options and captions, or another --output_dir"));
   }
 
-  // The tokens of captions, without the end token.
+  // Generates captions for the pictures. Returns their tokens, without the end token.
   std::vector<std::vector<int64_t>> captions(const Tensor& pixels, int64_t num_beams) {
     const amp::Autocast autocast(lower());
     std::vector<std::vector<int64_t>> out;
@@ -282,7 +283,7 @@ class Captioner : optim::Callback {
       for (size_t b = 0; b < made.size(); ++b) {
         std::vector<int64_t> truth = (*batch)[0].select(0, static_cast<int64_t>(b)).to_vector<int64_t>();
         std::erase(truth, data::kIgnoreIndex);
-        truth.pop_back();  // the end
+        truth.pop_back();  // drops the end token
         exact += made[b] == truth ? 1 : 0;
         all += 1;
         shown.emplace_back(examples[b], text_of(made[b]));
@@ -298,7 +299,8 @@ class Captioner : optim::Callback {
     if (job_.lead() && !o_.output_dir.empty()) show(step, num_beams, shown);
   }
 
-  // Writes held_out.tsv (captions, and what the model wrote) and an image in pictures/ (some held-out pictures, in rows
+  // Writes held_out.tsv (the correct captions, and those that the model wrote), and an image in pictures/ (some
+  // held-out pictures, in rows of three).
   // of three).
   void show(int64_t step, int64_t num_beams, const std::vector<std::pair<int64_t, std::string>>& shown) const {
     std::string lines;
@@ -325,7 +327,7 @@ class Captioner : optim::Callback {
     std::printf("The model is in %s\n", o_.output_dir.c_str());
   }
 
-  // The files of --predict. A folder stands for its PNG and JPEG files, sorted by name.
+  // Returns the files that --predict names. A folder stands for its PNG and JPEG files, sorted by name.
   std::vector<std::string> picture_files() const {
     std::vector<std::string> files;
     for (const std::string& path : o_.predict) {

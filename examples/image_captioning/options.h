@@ -36,11 +36,12 @@ struct CaptioningOptions : RunOptions {
 };
 
 Flags flags_of(CaptioningOptions& options);
-// Moves `--predict IMAGE...`, up to the next flag, from the arguments to `options`; returns the others. Throws Error.
+// Moves `--predict IMAGE...` (up to the next flag) from the arguments to `options`, and returns the other arguments.
+// Throws Error.
 std::vector<std::string> without_pictures(std::vector<std::string> args, CaptioningOptions& options);
-// Fills in what depends on data and size, and checks the rest. Throws Error.
+// Sets the options whose defaults depend on the data and the size, and checks the others. Throws Error.
 void complete(CaptioningOptions& options, const Flags& flags);
-// --padding: to which sizes batches of captions are padded.
+// Returns `batches` with the sizes to which --padding pads captions.
 data::ExampleBatchesOptions padded(const CaptioningOptions& options, data::ExampleBatchesOptions batches);
 
 }  // namespace rondo::examples

@@ -18,12 +18,12 @@ using Words = std::vector<std::string>;
 
 constexpr double kLearningRate = 1e-4;
 
-// The number of batches in the data of one process. After them the data begins again.
+// Returns the number of batches in the data of one process. After the last one, the data begins again.
 int64_t batches_of(const CaptioningOptions& o, const StudyRow& row) {
   return o.untimed_steps + (row.is_compile_time ? 0 : o.study.steps);
 }
 
-// Options of the model and its data, which all rows share.
+// Returns the options of the model and its data, which all rows share.
 Words shared_options(const CaptioningOptions& o) {
   return {absl::StrCat("--image_size=", o.image_size),
           absl::StrCat("--patch_size=", o.patch_size),

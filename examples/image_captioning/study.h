@@ -7,7 +7,7 @@
 // A row runs --untimed_steps steps, then --study_steps timed ones, then the batches of the untimed steps once more
 // (run_report.h). Both frameworks start with the same weights and see the same batches, in the same order.
 //
-// A peer begins with the model (model.safetensors, config.json, with transformers' names) and data.safetensors: labels
+// A peer starts from the model (model.safetensors, config.json, with transformers' names) and data.safetensors: labels
 // i64 (N, T) with -100 behind each caption, and pixels as slices of one field of noise: starts i64 (N), field f32.
 #pragma once
 

@@ -7,7 +7,7 @@
 
 namespace rondo::examples {
 
-// In the order of the table.
+// Returns the rows in the order of the study's table.
 std::span<const StudyRow> study_rows();
 
 }  // namespace rondo::examples

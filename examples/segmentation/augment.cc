@@ -16,7 +16,7 @@ constexpr std::array<float, 3> kDeviation = {0.229f * 255, 0.224f * 255, 0.225f 
 
 int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// A picture's bytes. A picture that is not contiguous is copied.
+// Gives access to the bytes of a picture. A picture that is not contiguous is copied.
 struct Pixels {
   explicit Pixels(const Tensor& image)
       : dense(image.contiguous()), data(dense.data<uint8_t>()), height(image.size(1)), width(image.size(2)) {}
@@ -26,7 +26,7 @@ struct Pixels {
   const int64_t height, width;
 };
 
-// The random choices for one item.
+// The random choices for the augmentation of one item.
 struct Choice {
   Choice(const AugmentOptions& o, const Pixels& from, Generator& random) {
     const std::vector<float> u = Tensor::rand({7}, kCPU, &random).to_vector<float>();
@@ -65,8 +65,8 @@ std::vector<Tensor> augmented(const Picture& picture, const AugmentOptions& o, G
   for (int64_t y = 0; y < H; ++y)
     for (int64_t x = 0; x < W; ++x) {
       const int64_t shown = choice.flip ? W - 1 - x : x;
-      // The place in the picture that this pixel shows. Colours are interpolated bilinearly; the class is that of the
-      // nearest pixel.
+      // (sy, sx) is the place in the picture that this pixel shows. Colours are interpolated bilinearly; the class is
+      // that of the nearest pixel.
       const double sy = (static_cast<double>(y) + 0.5 + choice.top) / choice.scale;
       const double sx = (static_cast<double>(x) + 0.5 + choice.left) / choice.scale;
       if (sy < 0 || sx < 0 || sy >= static_cast<double>(from.height) || sx >= static_cast<double>(from.width)) continue;

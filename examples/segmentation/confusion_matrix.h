@@ -1,4 +1,5 @@
-// ConfusionMatrix: how often pixels of each class were predicted as each class, and the mean intersection over union.
+// ConfusionMatrix: counts how often pixels of each class were predicted as each class. Computes the mean intersection
+// over union from the counts.
 //
 //   ConfusionMatrix matrix(19);
 //   matrix.add(ops::argmax(logits, 1), masks);
@@ -18,17 +19,17 @@ class ConfusionMatrix {
  public:
   explicit ConfusionMatrix(int64_t classes, int64_t ignore_index = nn::kIgnoredClass);
   // Adds the pixels of two tensors of integers, of one shape. Pixels whose target is the ignored class do not count.
-  // Throws Error for other classes that are not below `classes`.
+  // Throws Error for any other class outside of [0, classes).
   void add(const Tensor& predicted, const Tensor& targets);
   int64_t count(int64_t target, int64_t predicted) const;
-  // Intersection over union of one class; nullopt if it neither occurs nor was predicted.
+  // Returns the intersection over union of one class; nullopt if it neither occurs nor was predicted.
   std::optional<double> iou(int64_t of_class) const;
-  // The mean of iou() over the classes that occur or were predicted; 0 if there is none.
+  // Returns the mean of iou() over the classes that occur or were predicted; 0 if there is none.
   double mean_iou() const;
-  // The share of pixels that are right; 0 if there are none.
+  // Returns the share of pixels whose class was predicted correctly; 0 if there are no pixels.
   double accuracy() const;
 
-  // The counts row by row, for sums over processes.
+  // Get and set the counts, row by row: for sums over processes.
   std::vector<double> counts() const;
   void set_counts(const std::vector<double>& counts);
 

@@ -1,4 +1,4 @@
-// The random numbers of one made picture: a function of (seed, index).
+// Draws: the random numbers of one synthetic picture. They are a function of (seed, index).
 #pragma once
 
 #include <algorithm>

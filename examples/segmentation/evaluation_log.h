@@ -1,4 +1,4 @@
-// EvaluationLog: the results of a run's evaluations, as files and for TensorBoard.
+// EvaluationLog: writes the results of a run's evaluations to files, also for TensorBoard.
 //
 //   <folder>/miou.jsonl              a line for each evaluation: step, miou, accuracy
 //   <folder>/pictures/step-N.png     held-out pictures
@@ -18,7 +18,7 @@ namespace rondo::examples {
 class EvaluationLog {
  public:
   explicit EvaluationLog(std::string folder) : folder_(std::move(folder)) {}
-  // Continues the files of a run after `step` steps: later results are dropped. Throws FileError.
+  // Continues the files of a run that has made `step` steps: removes the results of later steps. Throws FileError.
   void begin(int64_t step);
   void write(int64_t step, double miou, double accuracy);
   void show(int64_t step, const Tensor& picture);  // (3, H, W) u8

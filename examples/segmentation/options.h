@@ -30,7 +30,7 @@ struct SegmentationOptions : RunOptions {
 };
 
 Flags flags_of(SegmentationOptions& options);
-// Fills in what depends on the data, and checks the rest. Throws Error.
+// Sets the options whose defaults depend on the data, and checks the others. Throws Error.
 void complete(SegmentationOptions& options);
 
 }  // namespace rondo::examples

@@ -17,7 +17,7 @@ namespace rondo::examples {
 namespace fs = std::filesystem;
 namespace {
 
-// Cityscapes' labels 0 to 33 -> its classes for training (cityscapesScripts, helpers/labels.py).
+// The training class of each of Cityscapes' labels 0 to 33 (cityscapesScripts, helpers/labels.py). 255: ignored.
 constexpr std::array<int32_t, 34> kCityscapesClasses = {255, 255, 255, 255, 255, 255, 255, 0,  1,  255, 255, 2,
                                                         3,   4,   255, 255, 255, 5,   255, 6,  7,  8,   9,   10,
                                                         11,  12,  13,  14,  15,  255, 255, 16, 17, 18};
@@ -124,8 +124,8 @@ Picture FolderPictures::get(int64_t index) const { return read(files_.at(static_
 
 Picture FolderPictures::read(const Files& files) const {
   check_header(files);
-  // --max_pixels is the limit that users set, so max_bytes must not be reached first. Reading takes below 8 bytes a
-  // pixel.
+  // --max_pixels is the limit that users set, so no picture within that limit may exceed max_bytes. Reading takes less
+  // than 8 bytes for each pixel.
   const int64_t bytes = std::max(io::ReadImageOptions().max_bytes, 8 * std::min(options_.max_pixels, int64_t{1} << 40));
   Picture picture{
       files.name,

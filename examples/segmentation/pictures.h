@@ -1,4 +1,4 @@
-// Pictures with a class for each pixel: from a folder, or made by the program.
+// Pictures with a class for each pixel: read from a folder, or made by the program.
 //
 //   const auto set = FolderPictures::open("cityscapes", "train", {.classes = 19});
 //   const Picture picture = set->get(7);    // throws FileError with the file's name
@@ -17,7 +17,7 @@ namespace rondo::examples {
 struct Picture {
   std::string name;  // for messages and for files of predictions
   Tensor image;      // (3, H, W) u8
-  Tensor mask;       // (H, W) i32, nn::kIgnoredClass where a pixel does not count; undefined if there is none
+  Tensor mask;       // (H, W) i32: classes, or nn::kIgnoredClass for pixels that do not count; undefined without masks
 };
 
 // Thread safety: get() may be called by several threads.
@@ -30,9 +30,9 @@ class Pictures {
 
 struct FolderOptions {
   int64_t classes = 0;
-  int64_t max_pixels = int64_t{1} << 26;  // of an image
-  // True: files that cannot be used are left out; all files are read once to find them. False: such files are errors. A
-  // wrong header (size, 16 bits) is found at once, damaged data when the file is read.
+  int64_t max_pixels = int64_t{1} << 26;  // the most pixels that an image may have
+  // True: leaves out files that cannot be used. All files are read once to find them. False: throws an error for such a
+  // file. open() detects a wrong header (size, 16 bits), and get() detects damaged data.
   bool skip_bad_files = false;
 };
 
@@ -42,20 +42,22 @@ struct FolderOptions {
 //   <folder>/gtFine/<split>/CITY/NAME_gtFine_labelIds.png                 Cityscapes: its 19 classes for training
 class FolderPictures : public Pictures {
  public:
-  // Throws FileError if there are no pictures, if an image has no mask, or if a mask has another size than its image.
+  // Throws FileError if there are no pictures; Error if an image has no mask, or a mask has another size than its
+  // image.
   static std::unique_ptr<FolderPictures> open(const std::string& folder, const std::string& split,
                                               const FolderOptions& options);
-  // The images of one folder, without masks. Throws FileError if two have one name, as a.png and a.jpg do.
+  // Opens the images of one folder, without masks. Throws FileError if two of them have the same name without the
+  // extension, such as a.png and a.jpg.
   static std::unique_ptr<FolderPictures> images_in(const std::string& folder, const FolderOptions& options);
 
   int64_t size() const override { return static_cast<int64_t>(files_.size()); }
   Picture get(int64_t index) const override;
-  // Why files were left out, one message for each.
+  // Returns why files were left out: one message for each such file.
   const std::vector<std::string>& skipped() const { return skipped_; }
 
  private:
   struct Files {
-    std::string name, image, mask;  // mask: "" without one
+    std::string name, image, mask;  // mask: "" if the image has none
   };
   FolderPictures(std::vector<Files> files, const FolderOptions& options, bool cityscapes);
   Picture read(const Files& files) const;

@@ -1,4 +1,4 @@
-// Pictures of classes.
+// Draws classes as colours.
 #pragma once
 
 #include <vector>
@@ -8,16 +8,17 @@
 
 namespace rondo::examples {
 
-// A colour for each class: Pascal VOC's, whose bits are those of the class number.
+// Returns a colour for each class: those of Pascal VOC, which are made of the bits of the class number.
 std::vector<io::Color> class_colours(int64_t classes);
 
-// (3, H, W) u8: each pixel in the colour of its class; white where it has none.
+// Returns (3, H, W) u8: each pixel in the colour of its class, or white if it has no class.
 Tensor coloured(const Tensor& mask, const std::vector<io::Color>& colours);
 
-// (3, H, W) u8: `image` with the classes' colours over it, half of each; pixels of class 0 and of no class stay darker.
+// Returns (3, H, W) u8: the mean of `image` and the classes' colours. Pixels of class 0 or without a class are darkened
+// to half.
 Tensor overlay(const Tensor& image, const Tensor& mask, const std::vector<io::Color>& colours);
 
-// Pictures (3, H, W) u8 of one size in rows of `columns`, with a margin of white.
+// Puts pictures (3, H, W) u8 of one size into rows of `columns` pictures, with white margins. Returns one picture.
 Tensor sheet(const std::vector<Tensor>& pictures, int64_t columns);
 
 }  // namespace rondo::examples

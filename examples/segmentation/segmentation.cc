@@ -1,4 +1,4 @@
-// Trains a network that gives each pixel of an image a class, and uses it.
+// Trains a network that predicts a class for each pixel of an image, and predicts with it.
 //
 //   segmentation                                                  # on pictures that the program makes
 //   segmentation --data=cityscapes --model=pp_liteseg_t --bf16    # or a folder of images and masks
@@ -56,7 +56,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Every model takes images whose sizes are multiples of this.
+// The sizes of every image that a model reads are multiples of this.
 constexpr int64_t kMultiple = 32;
 constexpr int64_t kShownPictures = 4;
 
@@ -103,7 +103,7 @@ class Segmenter : optim::Callback {
     job_.say(formatted("%s has %d parameters", o_.model, network_.module->num_parameters()));
   }
 
-  // Returns false if cancelled.
+  // Trains the network. Returns false if the user cancelled.
   bool train() {
     const auto pictures = open("train");
     validation_ = open("val");
@@ -162,7 +162,7 @@ class Segmenter : optim::Callback {
     }
     ExplainsFirstStep explains(*compiler_, job_, o_.output_dir);
     trainer.add_callback(explains);
-    trainer.add_callback(*this);  // on all ranks: they measure together
+    trainer.add_callback(*this);  // on all ranks: each evaluates its share
     resume(trainer, o_, job_);
     if (!examples::train(trainer, job_)) return false;
     replicas_.reset();
@@ -311,7 +311,7 @@ class Segmenter : optim::Callback {
   EvaluationLog log_;
   const std::vector<io::Color> colours_;
   std::shared_ptr<const Pictures> validation_;
-  std::vector<Tensor> buffers_;  // averaged
+  std::vector<Tensor> buffers_;  // buffers that are averaged with the weights
   optim::Optimizer* optimizer_ = nullptr;
   std::optional<dist::TrainerReplicas> replicas_;  // while several processes train
 };

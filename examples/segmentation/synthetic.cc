@@ -12,7 +12,7 @@
 namespace rondo::examples {
 namespace {
 
-// A colour of hue, saturation and value in [0, 1], as bytes.
+// Returns the colour of this hue, saturation and value (each in [0, 1]) as red, green and blue from 0 to 255.
 std::array<double, 3> rgb_of(double hue, double saturation, double value) {
   std::array<double, 3> rgb;
   for (size_t c = 0; c < 3; ++c) {
@@ -22,7 +22,7 @@ std::array<double, 3> rgb_of(double hue, double saturation, double value) {
   return rgb;
 }
 
-// Two colours that change along waves in two directions.
+// A pattern of two colours that change along waves in two directions.
 struct Texture {
   Texture(Draws& draw, double hue, double least_saturation, double most_saturation) {
     for (std::array<double, 3>* colour : {&from, &to}) {

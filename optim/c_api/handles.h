@@ -28,8 +28,8 @@ class Handle {
  public:
   explicit Handle(std::unique_ptr<Session> session) : session_(std::move(session)) {}
 
-  // The session for one call. The constructor waits for the calls that came before. It throws BusyError if this thread
-  // is inside such a call (in a callback), and Error if the handle was destroyed meanwhile.
+  // Gives one call exclusive use of the session. The constructor waits for the calls that came before. It throws
+  // BusyError if this thread is inside such a call (in a callback), and Error if the handle was destroyed meanwhile.
   class [[nodiscard]] Turn {
    public:
     explicit Turn(std::shared_ptr<Handle> handle);
@@ -57,7 +57,7 @@ class Handle {
 rondo_model* add_handle(std::unique_ptr<Session> session);
 // Throws Error if `model` is no handle, or was destroyed.
 std::shared_ptr<Handle> find_handle(const rondo_model* model);
-// From now on `model` is no handle.
+// Forgets the handle: find_handle() throws for `model` from now on.
 void remove_handle(const rondo_model* model);
 
 }  // namespace rondo::optim::c_api

@@ -25,7 +25,7 @@ static_assert(sizeof(rondo_lora_options) == sizeof(size_t) + 3 * 8 + sizeof(char
 static_assert(sizeof(rondo_optimizer_options) == sizeof(size_t) + 6 * 8 + 2 * 4);
 static_assert(sizeof(rondo_chat_options) == sizeof(size_t) + sizeof(char*) + 2 * 4);
 static_assert(sizeof(rondo_generate_options) == sizeof(size_t) + 6 * 8 + 2 * 4 + 4 * sizeof(void*));
-// The numbers of reasons are nn::FinishReason's.
+// The values of rondo_finish_reason are those of nn::FinishReason.
 static_assert(RONDO_FINISH_LENGTH == static_cast<int>(nn::FinishReason::kMaxTokens) &&
               RONDO_FINISH_END == static_cast<int>(nn::FinishReason::kStopToken) &&
               RONDO_FINISH_STOP == static_cast<int>(nn::FinishReason::kStopString) &&
@@ -54,7 +54,7 @@ rondo_status note(rondo_status status, const char* what) noexcept {
   return status;
 }
 
-// REQUIRES: called in a catch clause.
+// Stores the message of the current exception, and returns its status. REQUIRES: called in a catch clause.
 rondo_status note_current_exception() noexcept {
   try {
     throw;
@@ -100,7 +100,7 @@ template <class F> rondo_status with_session(const rondo_model* model, F body) n
   });
 }
 
-// ---- Arguments
+// ---- Checking arguments and copying results
 
 template <class T> T* required(T* pointer, const char* name) {
   if (pointer == nullptr) throw Error(absl::StrCat(name, " is a null pointer"));

@@ -63,10 +63,11 @@ enum {
 /* A model with its tokenizer and its optimizer. */
 typedef struct rondo_model rondo_model;
 
-/* "0.1.0". */
+/* Returns the version of the library, such as "0.1.0". */
 RONDO_API const char* rondo_version(void);
 
-/* The message of this thread's latest failed call, valid until the next one fails; "" if none has failed. Not null. */
+/* Returns the message of this thread's latest failed call, or "" if none has failed. Never null. The text is valid
+ * until another call of this thread fails. */
 RONDO_API const char* rondo_last_error(void);
 
 /* Frees a text that a call returned. Null: does nothing. */
@@ -104,14 +105,14 @@ typedef struct rondo_lora_options {
   double alpha;        /* default 8; the update is scaled by alpha / rank */
   double dropout;      /* probability, default 0 */
   const char* targets; /* names of modules with commas between; default "all-linear" */
-  int32_t rslora;      /* 1: alpha / sqrt(rank) */
+  int32_t rslora;      /* 1: the update is scaled by alpha / sqrt(rank) */
   int32_t reserved;    /* 0 */
 } rondo_lora_options;
 
 /* Adds an adapter. The base is frozen from here on, and the optimizer starts anew, with the settings of
  * rondo_set_optimizer(). A rate set by rondo_set_learning_rate() is lost: set it again. */
 RONDO_API rondo_status rondo_add_lora(rondo_model* model, const rondo_lora_options* options);
-/* Reads an adapter that rondo_save_adapter() or PEFT has written, and goes on training it. */
+/* Reads an adapter that rondo_save_adapter() or PEFT has written, and makes it the adapter to train. */
 RONDO_API rondo_status rondo_load_adapter(rondo_model* model, const char* folder);
 /* Writes the adapter in files that PEFT reads, too. */
 RONDO_API rondo_status rondo_save_adapter(rondo_model* model, const char* folder);
@@ -135,12 +136,12 @@ typedef struct rondo_optimizer_options { /* AdamW */
 
 /* Starts a new optimizer with these settings. Without this call, the first step starts one with the defaults. */
 RONDO_API rondo_status rondo_set_optimizer(rondo_model* model, const rondo_optimizer_options* options);
-/* Takes effect from the next step on and keeps the moments. For schedules. */
+/* Sets the learning rate from the next step on, and keeps the moments. Use it for schedules. */
 RONDO_API rondo_status rondo_set_learning_rate(rondo_model* model, double lr);
 
-/* One step on `batch` rows of `length` tokens: forward, backward, update. `labels` are the targets: label i of a row is
- * compared with the prediction from the tokens before i; -100 is not compared. Null: the tokens themselves. Pad rows on
- * the right, with label -100. `loss` gets the mean cross-entropy in nats before the update, and may be null. */
+/* Makes one step on `batch` rows of `length` tokens: forward, backward, update. `labels` are the targets: label i of a
+ * row is compared with the prediction from the tokens before i; -100 is not compared. Null: the tokens themselves. Pad
+ * rows on the right, with label -100. `loss` gets the mean cross-entropy in nats before the update, and may be null. */
 RONDO_API rondo_status rondo_train_tokens(rondo_model* model, const int32_t* tokens, const int32_t* labels,
                                           int64_t batch, int64_t length, double* loss);
 /* Like rondo_train_tokens(), but on `count` texts, one row each. Texts are not cut: a text with more tokens than the
@@ -185,7 +186,8 @@ enum {
   RONDO_FINISH_CANCELLED = 4   /* a callback returned something else than 0 */
 };
 
-/* `text` gets the new text, without the prompt: give it to rondo_free(). `reason` may be null. */
+/* Generates text after the prompt. `text` gets the new text, without the prompt: give it to rondo_free(). `reason` may
+ * be null. */
 RONDO_API rondo_status rondo_generate_text(rondo_model* model, const char* prompt,
                                            const rondo_generate_options* options, char** text,
                                            rondo_finish_reason* reason);
@@ -197,11 +199,11 @@ RONDO_API rondo_status rondo_generate_tokens(rondo_model* model, const int32_t* 
 
 /* ---- The tokenizer ---- */
 
-/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. Here
- * and in the calls above texts are neither truncated nor padded, whatever tokenizer.json says. */
+/* Encodes a text. `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be
+ * null. This call and the calls above neither truncate nor pad texts, whatever tokenizer.json says. */
 RONDO_API rondo_status rondo_encode(rondo_model* model, const char* text, int32_t* ids, int64_t capacity,
                                     int64_t* count);
-/* `text`: give it to rondo_free(). Special tokens are left out. */
+/* Decodes token ids. `text` gets the text, without special tokens: give it to rondo_free(). */
 RONDO_API rondo_status rondo_decode(rondo_model* model, const int32_t* ids, int64_t count, char** text);
 
 /* ---- Chats ---- */
@@ -214,7 +216,7 @@ typedef struct rondo_chat_options {
   int32_t reserved;              /* 0 */
 } rondo_chat_options;
 
-/* The ids of a conversation, by the model's chat template. `conversation` is JSON: an array of messages such as
+/* Encodes a conversation with the model's chat template. `conversation` is JSON: an array of messages such as
  * [{"role": "user", "content": "Hello!"}], or an object with "messages", and with "tools", "documents" and
  * "chat_template_kwargs" if there are any. The text of a special token in a message stays ordinary text. `ids` and
  * `count` are as in rondo_encode(). `labels` gets labels for rondo_train_tokens(): the ids of what the assistant says,
@@ -237,7 +239,7 @@ RONDO_API rondo_status rondo_set_memory_limit(int64_t bytes);
 /* Sets the most bytes of freed memory that are kept for reuse; 0 keeps none of the large blocks. Default: half of the
  * memory that the process may use. */
 RONDO_API rondo_status rondo_set_cache_limit(int64_t bytes);
-/* Bytes of host memory: of tensors in use, and of freed memory that is kept. Either pointer may be null. */
+/* Gets bytes of host memory: `in_use` by tensors, and `kept` for reuse after they were freed. Either may be null. */
 RONDO_API rondo_status rondo_memory(int64_t* in_use, int64_t* kept);
 /* Gives memory that is kept for reuse back to the system. */
 RONDO_API rondo_status rondo_trim_memory(void);

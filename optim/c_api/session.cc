@@ -37,7 +37,7 @@ nn::PretrainedOptions pretrained_options(const rondo_model_options& options) {
   return out;
 }
 
-// Called before the files are read. Throws Error if there is no such device.
+// Returns the device that the options name. Called before the files are read. Throws Error if there is no such device.
 Device device_of(const rondo_model_options& options) {
   const Device device = options.device == nullptr ? kCPU : parse_device(options.device);
   require_device(device);
@@ -103,7 +103,7 @@ void Session::save_model(const std::string& folder) {
   model_.save_pretrained(folder);
 }
 
-// ---- Adapters. They change which parameters are trained, so a new optimizer is made.
+// ---- Adapters. They change which parameters are trained, so each of these functions drops the optimizer.
 
 void Session::add_lora(const rondo_lora_options& options) {
   const RandomScope random(*this);
@@ -274,7 +274,7 @@ nn::Generation Session::generate(std::span<const int32_t> prompt, const rondo_ge
   if (tokenizer_) options.decode = [&](std::span<const int64_t> tokens) { return text_after(prompt, tokens); };
   std::optional<TextStream> stream;
   if (o.on_text != nullptr) {
-    tokenizer();  // throws if there is none
+    tokenizer();  // throws if the model has no tokenizer
     stream.emplace(options.decode, stops,
                    [&](const std::string& piece) { return o.on_text(o.user, piece.c_str(), piece.size()) == 0; });
   }
@@ -291,7 +291,7 @@ nn::Generation Session::generate(std::span<const int32_t> prompt, const rondo_ge
   return made;
 }
 
-// ---- Text
+// ---- Encoding and decoding text
 
 const text::PreTrainedTokenizer& Session::tokenizer() const {
   if (!tokenizer_) throw Error(absl::StrCat(folder_, " has no tokenizer: use the calls that take token ids"));

@@ -48,7 +48,7 @@ class Session {
   std::vector<int32_t> encode(const std::string& text) const;
   std::string decode(std::span<const int32_t> ids) const;
   struct Chat {
-    std::vector<int32_t> ids, labels;  // labels: only if they are wanted
+    std::vector<int32_t> ids, labels;  // labels: empty unless they are wanted
   };
   Chat encode_chat(const std::string& conversation, const rondo_chat_options& options, bool with_labels) const;
 
@@ -70,7 +70,7 @@ class Session {
   nn::AutoModelForCausalLM model_;
   const int64_t vocab_size_, positions_;
   std::optional<text::PreTrainedTokenizer> tokenizer_;
-  std::vector<int64_t> end_tokens_;  // each ends a generated text
+  std::vector<int64_t> end_tokens_;  // any of them ends a generated text
   rondo_optimizer_options optimizer_options_{};
   std::unique_ptr<AdamW> optimizer_;  // null until a step needs it
   uint64_t random_offset_ = 0;        // of the session's stream, whose seed is options_.seed

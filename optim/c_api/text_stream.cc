@@ -5,7 +5,7 @@
 namespace rondo::optim::c_api {
 namespace {
 
-// Decoders write U+FFFD for bytes that are no character, or not yet one.
+// Decoders write U+FFFD for bytes that are no character, or that are not a whole character yet.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 // Returns the start of the longest suffix of `text` that is a proper prefix of `stop`; text.size() if there is none.

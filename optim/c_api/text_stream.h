@@ -21,7 +21,7 @@ class TextStream {
 
   // Adds a token. Returns false if the sink has ended the stream.
   bool add(int64_t token);
-  // Sends what has not been sent of `text`, the final text.
+  // Sends the part of the final text `text` that has not been sent yet.
   void finish(std::string_view text);
 
  private:
@@ -30,7 +30,7 @@ class TextStream {
   std::vector<std::string> stops_;
   Sink sink_;
   std::vector<int64_t> tokens_;
-  size_t sent_ = 0;  // bytes of the text
+  size_t sent_ = 0;  // how many bytes of the text are sent
   bool wanted_ = true;
 };
 

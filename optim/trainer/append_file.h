@@ -6,7 +6,7 @@
 
 namespace rondo::optim {
 
-// A regular file: opening a FIFO or a device is an error. All functions throw FileError.
+// The file must be a regular file: opening a FIFO or a device is an error. All functions throw FileError.
 class AppendFile {
  public:
   enum Mode { kReplace, kContinue };
@@ -18,7 +18,7 @@ class AppendFile {
   // Appends all of `record`, or throws and appends nothing: a part that a full disk took is cut off again. After a kill
   // the file may end with a part of its last record.
   void append(std::string_view record);
-  // Makes what was appended durable.
+  // Makes the appended records durable.
   void sync();
 
  private:

@@ -25,11 +25,11 @@ namespace rondo::optim {
 
 // The progress of a run. Numbers that are not known yet are NaN or nullopt.
 struct Progress {
-  int64_t step = 0;       // optimizer steps done
-  int64_t max_steps = 0;  // when training ends
+  int64_t step = 0;       // the number of optimizer steps that are done
+  int64_t max_steps = 0;  // the step at which training ends
   double epoch = 0;       // passes over the training data: 1.5 is in the middle of the second
   double loss = std::numeric_limits<double>::quiet_NaN();       // mean over the targets of the last step
-  double lr = std::numeric_limits<double>::quiet_NaN();         // of group 0 in the last step
+  double lr = std::numeric_limits<double>::quiet_NaN();         // the rate of group 0 in the last step
   double grad_norm = std::numeric_limits<double>::quiet_NaN();  // before clipping; measured where gradients are clipped
   std::optional<double> eval_loss = std::nullopt;               // mean over all targets, by the last evaluation
   std::optional<double> best_eval_loss = std::nullopt;          // the lowest evaluation loss
@@ -38,13 +38,13 @@ struct Progress {
   int64_t skipped_steps = 0;
   // Means over the steps since the last on_log(); evaluations, checkpoints and callbacks are not timed.
   double step_ms = std::numeric_limits<double>::quiet_NaN();
-  double samples_per_second = std::numeric_limits<double>::quiet_NaN();  // rows of the batches
+  double samples_per_second = std::numeric_limits<double>::quiet_NaN();  // a sample is a row of a batch
   double targets_per_second = std::numeric_limits<double>::quiet_NaN();  // as TrainerOptions::count_targets counts
 };
 
 enum class StopReason : uint8_t {
   kFinished,      // max_steps are done
-  kCancelled,     // Trainer::cancel()
+  kCancelled,     // Trainer::cancel() was called
   kEarlyStopped,  // the evaluation loss no longer falls
 };
 

@@ -21,7 +21,8 @@ template <class T> void append_little_endian(std::string& out, T value) {
   for (size_t i = 0; i < sizeof(T); ++i) out.push_back(static_cast<char>(value >> (8 * i)));
 }
 
-// Protobuf's wire format (protobuf.dev/programming-guides/encoding): a key is field number << 3 | wire type.
+// Appends an integer in Protobuf's wire format (protobuf.dev/programming-guides/encoding). There, the key of a field is
+// field number << 3 | wire type.
 void append_varint(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
   out.push_back(static_cast<char>(value));
@@ -84,7 +85,7 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) try {
   if (first_step == 0) remove_files(folder, prefix);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
-  // Readers take the files in the order of their names, so the name has the time.
+  // Readers take the files in the order of their names. So the name contains the time.
   const std::string path = formatted("%s/%s%010d.%06d", folder, prefix, us / 1000000, us % 1000000);
   file_ = std::make_unique<AppendFile>(path, AppendFile::kReplace);
   std::string payload;
@@ -118,7 +119,7 @@ void EventWriter::write(int64_t step, std::span<const Scalar> scalars) try {
 }
 
 void EventWriter::write_image(int64_t step, const Image& image) try {
-  std::string fields;  // Summary.Image (tensorflow/core/framework/summary.proto)
+  std::string fields;  // the message Summary.Image (tensorflow/core/framework/summary.proto)
   append_varint(fields, 1 << 3 | 0);
   append_varint(fields, static_cast<uint64_t>(image.height));
   append_varint(fields, 2 << 3 | 0);

@@ -1,4 +1,4 @@
-// EventWriter: scalars and images for TensorBoard, without TensorFlow or protobuf.
+// EventWriter: writes scalars and images for TensorBoard, without TensorFlow or protobuf.
 //
 //   optim::TensorBoardLog log("out/tensorboard");                 // tensorboard --logdir out/tensorboard
 //   trainer.add_callback(log);
@@ -40,7 +40,7 @@ class EventWriter {
   EventWriter(const EventWriter&) = delete;
   EventWriter& operator=(const EventWriter&) = delete;
 
-  // Throws FileError; then the file ends with the event before.
+  // Writes one event with these scalars. Throws FileError; the file then ends with the previous event.
   void write(int64_t step, std::span<const Scalar> scalars);
   void write(int64_t step, std::initializer_list<Scalar> scalars) {
     write(step, std::span<const Scalar>(scalars.begin(), scalars.size()));
@@ -51,7 +51,7 @@ class EventWriter {
     int64_t height = 0, width = 0;
     int channels = 3;
   };
-  // Throws FileError as above.
+  // Writes one event with this image. Throws FileError as write() does.
   void write_image(int64_t step, const Image& image);
 
  private:
@@ -71,7 +71,7 @@ class TensorBoardLog : public Callback {
   std::optional<EventWriter> events_;
 };
 
-// Castagnoli's CRC-32 (RFC 3720, appendix B.4).
+// Returns Castagnoli's CRC-32 (RFC 3720, appendix B.4).
 uint32_t crc32c(std::string_view bytes);
 
 }  // namespace rondo::optim

@@ -17,7 +17,7 @@
 namespace rondo::optim {
 namespace {
 
-// JSON has no NaN.
+// Returns a number as JSON. JSON has no NaN, so numbers that are not finite become null.
 std::string json_number(double value) {
   if (!std::isfinite(value)) return "null";
   char text[64];
@@ -62,7 +62,7 @@ MetricsRecord metrics_from_json(const std::string& json, const std::string& path
 
 namespace {
 
-// Throws DataError, which names the line.
+// Reads the record of a line. Throws DataError, which names the line.
 MetricsRecord record_of(std::string_view line, const std::string& path, int64_t number) {
   const std::string label = "JSON";
   try {
@@ -83,7 +83,8 @@ MetricsFile::MetricsFile(const std::string& path, int64_t first_step) {
   std::error_code none;
   if (first_step > 0 && std::filesystem::exists(path, none)) {
     data::LineReader lines(path);
-    // The loop ends at a line that a kill cut short: that line was written after the newest checkpoint.
+    // Reads up to the first line that is not whole, because a kill cut it short. It was written after the newest
+    // checkpoint.
     for (std::string_view line; lines.next(line) && lines.ended();) {
       const MetricsRecord record = record_of(line, path, lines.number());
       if (record.step > first_step) break;
@@ -98,7 +99,7 @@ MetricsFile::MetricsFile(const std::string& path, int64_t first_step) {
 MetricsFile::~MetricsFile() = default;
 
 void MetricsFile::write(const MetricsRecord& record) {
-  // One write per line, so that after a kill only the last line may be incomplete.
+  // Writes the line with one call, so that after a kill only the last line may be incomplete.
   file_->append(to_json(record) + "\n");
   records_.push_back(record);
 }

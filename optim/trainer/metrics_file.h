@@ -1,4 +1,4 @@
-// MetricsFile: metrics.jsonl, the numbers of a run as one JSON object for each line.
+// MetricsFile: writes metrics.jsonl, the numbers of a run, with one JSON object in each line.
 //
 //   optim::MetricsLog log("out/metrics.jsonl");
 //   trainer.add_callback(log);
@@ -25,7 +25,8 @@ namespace rondo::optim {
 
 class AppendFile;
 
-// Steps count from 1. `loss` is that of the batch, before the step's update; eval_loss is measured after it.
+// Steps count from 1. `loss` is the loss of the step's batch before the update; `eval_loss` is measured after the
+// update.
 struct MetricsRecord {
   int64_t step = 0;
   double loss = std::numeric_limits<double>::quiet_NaN();
@@ -50,11 +51,11 @@ class MetricsFile {
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  // Throws FileError; then the file ends with the line before.
+  // Appends a line. Throws FileError; the file then ends with the previous line.
   void write(const MetricsRecord& record);
   // Makes the lines durable. Call it before a checkpoint is written: then the file reaches the checkpoint's step.
   void sync();
-  // The records that the file had at first, and those written since.
+  // Returns the records that the file had when it was opened, and those written since then.
   const std::vector<MetricsRecord>& records() const { return records_; }
 
  private:
@@ -62,7 +63,7 @@ class MetricsFile {
   std::unique_ptr<AppendFile> file_;
 };
 
-// A line for each on_log() and each evaluation.
+// Writes a line for each on_log() and each evaluation.
 class MetricsLog : public Callback {
  public:
   explicit MetricsLog(std::string path) : path_(std::move(path)) {}

@@ -21,7 +21,7 @@ namespace rondo::optim {
 class Replicas {
  public:
   virtual ~Replicas() = default;
-  virtual int rank() const = 0;  // of this process; 0 writes the files
+  virtual int rank() const = 0;  // the rank of this process; rank 0 writes the files
   virtual int size() const = 0;
 
   // Returns the sum of each value over the processes, with the same bits in all of them.
@@ -29,7 +29,7 @@ class Replicas {
   // Sums weight * value over all `terms` and processes, in f64. The tensors have one element. The exchange begins as
   // soon as the tensors can be read without waiting. The returned function waits for the sum; call it once.
   virtual std::function<double()> begin_sum(std::vector<std::pair<double, Tensor>> terms, std::string_view name) = 0;
-  // Throws an Error in every process unless all pass the same lines; it names a process and a line that differ.
+  // Throws an Error in every process unless all pass the same lines; the error names a process and a line that differ.
   virtual void require_equal(const std::vector<std::string>& lines, std::string_view name) = 0;
 
   // Runs loss.backward(). The gradients of all but the last backward of a step stay in this process.
@@ -38,8 +38,8 @@ class Replicas {
   // if this process ran no backward in this step. Its gradients then count as zeros.
   virtual void average_gradients(bool ran_backward) = 0;
   // True if layers of the model wait for the other processes, as a synchronised BatchNorm does. A process without a
-  // batch then runs an empty one in its place: the Trainer calls the loss function with tensors of 0 rows, and ignores
-  // the loss, which may be NaN.
+  // batch then runs an empty batch in its place: the Trainer calls the loss function with tensors of 0 rows, and
+  // ignores the loss, which may be NaN.
   virtual bool layers_wait() const { return false; }
   // True if each process has a part of this optimizer's states. Then all processes must call optimizer_state().
   virtual bool share_states_of(const Optimizer& /*optimizer*/) const { return false; }

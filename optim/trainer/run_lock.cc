@@ -27,7 +27,7 @@ std::string contents(int fd) {
 RunLock::RunLock(const std::string& folder) {
   io::make_folders(folder);
   const std::string path = folder + "/.lock";
-  // A symbolic link is refused: the file that it names would be overwritten.
+  // Refuses a symbolic link, because writing to it would overwrite the file that it names.
   fd_ = io::open_to_write(path, O_RDWR, io::Links::kRefuse);
   const auto fail = [&](auto error) {
     ::close(fd_);
@@ -42,7 +42,7 @@ RunLock::RunLock(const std::string& folder) {
   const std::string own = absl::StrCat(::getpid(), "\n");
   if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, own.data(), own.size(), 0) != static_cast<ssize_t>(own.size()))
     fail(FileError(path, std::strerror(errno)));
-  io::sweep_temporaries(folder);  // the folder is ours now
+  io::sweep_temporaries(folder);  // this run has the lock, so no other writer is at work
 }
 
 RunLock::~RunLock() { ::close(fd_); }

@@ -53,9 +53,9 @@ class Trainer {
 
   // Trains until max_steps, cancel() or early stop. Modules are in training mode meanwhile, and afterwards in the mode
   // that each was in before. If something throws (loss function, data, callback, a full disk), parameters, optimizer
-  // and position are those of the last whole step, and another call goes on there. Throws FileError if a checkpoint
-  // cannot be written (Callback::on_save_error), io::NonFiniteError if a parameter to be saved is not finite, and Error
-  // if another run writes to output_dir or has left checkpoints there.
+  // and position are those of the last whole step, and another call goes on from that step. Throws FileError if a
+  // checkpoint cannot be written (Callback::on_save_error), io::NonFiniteError if a parameter to be saved is not
+  // finite, and Error if another run writes to output_dir or has left checkpoints there.
   TrainResult train();
 
   // Ends train() after at most one micro-step (a forward and backward of one batch, or one batch of an evaluation),

@@ -45,7 +45,7 @@ std::string adapter_identity(nn::ModuleBase& model) {
                       o.rslora ? ", rslora" : "", patterns);
 }
 
-// Returns the entries whose names begin with `prefix`, under names without the prefix.
+// Returns the entries whose names begin with `prefix`, and removes the prefix from their names.
 nn::StateDict with_prefix(const io::TensorMap& tensors, std::string_view prefix) {
   nn::StateDict found;
   for (const auto& [name, tensor] : tensors)
@@ -53,20 +53,22 @@ nn::StateDict with_prefix(const io::TensorMap& tensors, std::string_view prefix)
   return found;
 }
 
-// Whether two paths name one file, however they are spelled.
+// Returns whether two paths name the same file, however they are spelled.
 bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
   std::error_code none;
   return std::filesystem::equivalent(a, b, none);
 }
 
-// Options, by name, that a resumed run takes from its own TrainerOptions. It warns if the interrupted run had others.
+// Returns the options, by name, that a resumed run takes from its own TrainerOptions. It warns if the interrupted run
+// had others.
 std::map<std::string, std::string> settings_of(const TrainerOptions& o) {
   return {{"seed", absl::StrCat(o.seed)},
           {"max_grad_norm", absl::StrCat(o.max_grad_norm)},
           {"autocast", o.autocast ? std::string(name_of(*o.autocast)) : "off"}};
 }
 
-// Changes the batches of a data source. Without keep() the destructor restores its order, position and checksum.
+// Changes the order of a data source's batches. Without keep() the destructor restores its order, position and
+// checksum.
 class OrderOf {
  public:
   OrderOf(data::BatchSource& source, std::string& checksum)
@@ -129,7 +131,7 @@ std::vector<nn::NamedTensor> TrainerRun::saved_tensors() const {
 const std::string& TrainerRun::base_checksum() {
   if (!base_checksum_.empty()) return base_checksum_;
   io::Checksum sum;
-  std::unordered_set<const TensorImpl*> seen;  // tied parameters
+  std::unordered_set<const TensorImpl*> seen;  // so that tied parameters count once
   for (const nn::NamedModule& m : nn::base_modules(model_))
     for (const nn::ModuleBase::Slot& slot : m.module.own_slots()) {
       const Tensor& p = *slot.tensor;
@@ -196,7 +198,8 @@ nn::StateDict TrainerRun::optimizer_state() {
   return replicas_ != nullptr ? replicas_->optimizer_state(optimizer_) : optimizer_.state_dict();
 }
 
-// Returns "" if this process does not write; it has then only sent its part of the states.
+// Writes a checkpoint. Returns its path, or "" if this process does not write: it has then only sent its part of the
+// states.
 std::string TrainerRun::write_checkpoint() {
   if (options_.output_dir.empty()) throw Error("Trainer::save_checkpoint: output_dir is empty");
   if (in_step_) throw Error("Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()");
@@ -205,7 +208,7 @@ std::string TrainerRun::write_checkpoint() {
   const data::BatchSource::Position at = position();
   io::Checkpoint now{.step = state_.step, .optimizer = std::move(states)};
   for (const nn::NamedTensor& t : saved_tensors()) now.model[t.name] = t.tensor;
-  now.state["trainer"] = int64_t{1};  // the format
+  now.state["trainer"] = int64_t{1};  // the version of the checkpoint's format
   now.state["epoch"] = at.epoch;
   now.state["batch"] = at.batch;
   now.state["batches_per_epoch"] = train_data_.size();
@@ -242,7 +245,7 @@ std::optional<ResumedRun> TrainerRun::resume_from_checkpoint(const std::string& 
   if (from.empty()) throw Error("Trainer::resume_from_checkpoint: name a folder, or set output_dir");
   io::LatestCheckpoint latest = io::load_latest_checkpoint(from);
   if (!latest.checkpoint) {
-    // Silently starting from the beginning would lose the run.
+    // Starting silently from the beginning would lose the progress of the run.
     if (!latest.skipped.empty()) throw FileError(latest.skipped.front().path, latest.skipped.front().reason);
     return std::nullopt;
   }
@@ -253,7 +256,7 @@ std::optional<ResumedRun> TrainerRun::resume_from_checkpoint(const std::string& 
 
 void TrainerRun::resume_from_file(const std::string& path) { resume(io::load_checkpoint(path), path); }
 
-// Checks everything before it changes anything.
+// Resumes from a checkpoint. Checks everything before it changes anything.
 void TrainerRun::resume(const io::Checkpoint& checkpoint, const std::string& path) {
   if (training_) throw Error("Trainer: resume before train(), not during it");
   const auto refuse = [&](auto... what) {

@@ -18,11 +18,12 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// The mean loss over the batch's targets, a tensor of one element. The batch is on the model's device. Called in
-// training mode with gradients, and in evaluation mode without.
+// Returns the mean loss over the batch's targets, a tensor of one element. The batch is on the model's device. The
+// function is called in training mode with gradients, and in evaluation mode without.
 using LossFn = std::function<Tensor(const data::Batch& batch)>;
 
-// For batches of a language model, {x, y, ...}: how many entries of y are not data::kIgnoreIndex.
+// Returns the number of targets of a language model's batch {x, y, ...}: the entries of y that are not
+// data::kIgnoreIndex.
 int64_t unmasked_targets(const data::Batch& batch);
 // Returns the first dimension of the batch's first tensor, or 1 if that tensor has no dimensions.
 int64_t batch_rows(const data::Batch& batch);
@@ -31,9 +32,10 @@ int64_t batch_rows(const data::Batch& batch);
 struct TrainerOptions {
   int64_t max_steps = -1;                   // optimizer steps; positive: num_train_epochs is not used
   double num_train_epochs = 3;              // may be a fraction
-  int64_t gradient_accumulation_steps = 1;  // batches of one step; the last step of an epoch has what is left
+  int64_t gradient_accumulation_steps = 1;  // batches of one step; the last step of an epoch has those that remain
   double max_grad_norm = 1.0;               // gradients are clipped to this norm; 0: not clipped
-  // bf16 or f16 for products, parameters stay as they are; f16 scales the loss (grad_scaler.h). nullopt: off.
+  // The dtype for matrix products (bf16 or f16); parameters keep theirs. f16 scales the loss (grad_scaler.h). nullopt:
+  // off.
   std::optional<DType> autocast = std::nullopt;
   // Learning rates as functions of the step, which counts from 0 (schedule.h): one for all groups of the optimizer, or
   // one for each. Empty: the optimizer's own.
@@ -46,42 +48,44 @@ struct TrainerOptions {
   int64_t logging_steps = 10;
   int64_t eval_steps = 0;  // 0: at the end of each epoch. There is always an evaluation after the last step
   bool eval_on_start = false;
-  // The run stops when so many evaluations in a row have not lowered the best loss by more than the threshold. 0: off.
+  // The run stops when this number of evaluations in a row have not lowered the best loss by more than the threshold.
+  // 0: off.
   int64_t early_stopping_patience = 0;
   double early_stopping_threshold = 0;
-  // At the end (not after cancel()) the parameters of the best evaluation are restored. Costs a copy of the trained
-  // parameters, in memory and in each checkpoint.
+  // When training has ended (but not after cancel()), the parameters of the best evaluation are restored. Costs a copy
+  // of the trained parameters, in memory and in each checkpoint.
   bool load_best_model_at_end = false;
 
   std::string output_dir = {};        // the folder of the checkpoints; empty: none are written
   int64_t save_steps = 500;           // 0: at the end of each epoch. There is always a checkpoint when train() returns
   int save_total_limit = 2;           // this number of the newest checkpoints is kept
   bool overwrite_output_dir = false;  // a new run deletes the checkpoints of an older one; otherwise they are an error
-  // Checkpoints leave out frozen parameters, which must be the same when resuming. nullopt: if an adapter is active.
+  // Checkpoints leave out frozen parameters, which must be the same when resuming. nullopt: they do so if an adapter is
+  // active.
   std::optional<bool> save_only_trainable = std::nullopt;
   bool ignore_data_skip = false;  // resume on other data or batches, from the beginning of the data
   uint64_t seed = 42;             // the seed of random numbers, such as dropout's
   Replicas* replicas = nullptr;   // null: one process trains. Must outlive the Trainer
 };
 
-// The number of steps that a run makes with these options, for schedules that need it. `batches_per_epoch`: of all
-// processes together. Throws Error if epochs do not end (data::BatchSource::kEndless) and max_steps is not set.
+// Returns the number of steps that a run makes with these options, for schedules that need it. `batches_per_epoch`: of
+// all processes together. Throws Error if epochs do not end (data::BatchSource::kEndless) and max_steps is not set.
 int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
 
-// Batches in a step, all processes together.
+// Returns the number of batches in a step, of all processes together.
 int64_t batches_of_step(const TrainerOptions& options);
-// Optimizer steps in an epoch. `batches` counts the batches of all processes. The last step takes the batches that are
-// left, which may be fewer.
+// Returns the number of optimizer steps in an epoch. `batches` counts the batches of all processes. The last step takes
+// the batches that are left, which may be fewer.
 int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches);
 
 struct TrainResult {
   StopReason reason = StopReason::kFinished;
-  Progress last = {};  // as the last callback saw it
+  Progress last = {};  // the progress that the last callback saw
 };
 
-// A checkpoint does not fit this trainer: other data, another base below the adapter, another adapter, or not written
-// by a Trainer. Nothing was changed. (Other parameters or another optimizer: nn::StateDictError, also before anything
-// is changed.)
+// Thrown if a checkpoint does not fit this trainer: other data, another base below the adapter, another adapter, or not
+// written by a Trainer. Nothing was changed. (Other parameters or another optimizer: nn::StateDictError, also before
+// anything is changed.)
 class ResumeError : public Error {
  public:
   using Error::Error;
@@ -90,7 +94,7 @@ class ResumeError : public Error {
 struct ResumedRun {
   int64_t step = 0;
   std::string path;
-  std::vector<io::SkippedCheckpoint> skipped;  // newer files that are damaged
+  std::vector<io::SkippedCheckpoint> skipped;  // files that are newer, and were skipped because they are damaged
 };
 
 }  // namespace rondo::optim

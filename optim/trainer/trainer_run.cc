@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
 
-// Restores the position of the evaluation data, which may be the training data, too.
+// PositionOf: its destructor restores the position of the evaluation data, which may be the training data, too.
 class PositionOf {
  public:
   explicit PositionOf(data::BatchSource& source) : source_(source), before_(source.position()) {}
@@ -71,7 +71,7 @@ class RandomStateOfThread {
   const uint64_t seed_, offset_;
 };
 
-// Returns the batch with 0 rows. Tensors without dimensions are left as they are.
+// Returns a batch like this one with 0 rows. Tensors without dimensions stay as they are.
 data::Batch without_rows(const data::Batch& batch) {
   data::Batch empty;
   for (const Tensor& tensor : batch) empty.push_back(tensor.rank() == 0 ? tensor : tensor.slice(0, {0, 0}));
@@ -134,7 +134,7 @@ void TrainerRun::check_options() const {
   require(eval_data_ != nullptr || !o.load_best_model_at_end, "load_best_model_at_end needs evaluation data");
 }
 
-// ---- The loop
+// ---- The training loop
 
 static_assert(std::atomic<bool>::is_always_lock_free, "cancel() must be safe in a signal handler");
 
@@ -144,7 +144,7 @@ class TrainerRun::Session {
   explicit Session(TrainerRun& run) : run_(run), modes_(run.model_) {
     if (run.writes()) lock_.emplace(run.options_.output_dir);
     run.claim_output_dir();
-    if (run.writes()) run.data_checksum();  // now, not in the middle of the run
+    if (run.writes()) run.data_checksum();  // computed now, so that no step later waits for it
     run.compare_replicas();
     run.model_.train();
     run.optimizer_.zero_grad();  // drops gradients that the caller may have left
@@ -174,7 +174,8 @@ TrainResult TrainerRun::train() {
   const Session session(*this);
   tell([this](Callback& c) { c.on_begin(progress_); });
   StopReason reason = StopReason::kFinished;
-  // One thing at a time, each decided from the state alone: a resumed run does what the killed one would have done.
+  // Does one thing in each turn, and decides what from the state alone: so a resumed run does what the killed one would
+  // have done.
   for (;;) {
     if (is_cancelled()) {
       reason = StopReason::kCancelled;
@@ -252,8 +253,9 @@ bool TrainerRun::train_step() {
   return true;
 }
 
-// Counts the targets of the next step's batches before the step takes them: the weight of each batch depends on all of
-// them. The last step of an epoch has the batches that are left. Returns false if cancelled.
+// Fetches the batches of the next step, and counts the targets of all of them before the step begins: the weight of
+// each batch depends on all of them. The last step of an epoch has the batches that are left. Returns false if
+// cancelled.
 bool TrainerRun::fetch(Micro& step) {
   bool ended = false;
   const int64_t ranks = replicas_ == nullptr ? 1 : replicas_->size();
@@ -288,7 +290,8 @@ bool TrainerRun::fetch(Micro& step) {
   return !agreed_to_stop_;
 }
 
-// Forward and backward of each batch. Losses are read later, when the whole step is enqueued. nullopt: cancelled.
+// Runs forward and backward of each batch. Losses are read later, when the whole step is enqueued. Returns nullopt if
+// cancelled.
 std::optional<TrainerRun::Backwards> TrainerRun::run_backwards(const Micro& step) {
   Backwards made;
   // If layers wait for the other processes, every process runs as many forwards and backwards as the others.
@@ -337,7 +340,8 @@ Tensor TrainerRun::loss_of(const data::Batch& batch) const {
   return loss;
 }
 
-// `report`: nullopt if no target counted; then the optimizer made no step.
+// Updates the state, the times and the progress after a step. `report`: nullopt if no target counted; then the
+// optimizer made no step.
 void TrainerRun::finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds) {
   const FloatingPointScope floating_point;
   const bool skipped = !report || report->skipped();
@@ -383,7 +387,7 @@ Progress TrainerRun::progress() const {
   return progress_;
 }
 
-// ---- Between steps
+// ---- Between steps: evaluations, checkpoints, early stopping
 
 bool TrainerRun::due(int64_t every) const {
   if (state_.step == 0) return false;
@@ -435,7 +439,7 @@ bool TrainerRun::stopped_early() const {
 
 double TrainerRun::evaluate() { return *evaluation_loss(/*until_cancelled=*/false); }
 
-// Returns nullopt if cancelled.
+// Returns the mean loss over the evaluation data, or nullopt if cancelled.
 std::optional<double> TrainerRun::evaluation_loss(bool until_cancelled) {
   if (eval_data_ == nullptr) throw Error("Trainer::evaluate: there is no evaluation data");
   const NoGrad off;
@@ -443,7 +447,7 @@ std::optional<double> TrainerRun::evaluation_loss(bool until_cancelled) {
   const RandomStateOfThread random;
   const PositionOf position(*eval_data_);
   model_.eval();
-  // All evaluations draw the same random numbers, and none of those that steps draw.
+  // All evaluations draw the same random numbers. Steps never draw these numbers.
   default_generator().set_state(options_.seed, uint64_t{1} << 63);
   eval_data_->seek({});
   data::DeviceBatches batches(*eval_data_, optimizer_.device());

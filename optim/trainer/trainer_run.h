@@ -1,4 +1,5 @@
-// TrainerRun: functions and state behind a Trainer. trainer_run.cc has the loop, trainer_checkpoint.cc the checkpoints.
+// TrainerRun: the functions and state behind a Trainer. The loop is in trainer_run.cc, the checkpoints in
+// trainer_checkpoint.cc.
 //
 // Thread safety: as Trainer's.
 #pragma once
@@ -28,7 +29,7 @@ class TrainerRun {
   TrainerRun(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
              data::BatchSource* eval_data, TrainerOptions options);
 
-  // These do what Trainer's functions of the same names promise.
+  // These functions do what Trainer's functions of the same names promise.
   void add_callback(Callback& callback);
   TrainResult train();
   void cancel() noexcept { cancelled_.store(true); }
@@ -42,32 +43,32 @@ class TrainerRun {
   class Session;
   // The batches of a step that this process has.
   struct Micro {
-    std::vector<int64_t> targets;       // of each batch; 0 if another process has the batch
-    int64_t rows = 0, all_targets = 0;  // of all processes
+    std::vector<int64_t> targets;       // by batch; 0 if another process has the batch
+    int64_t rows = 0, all_targets = 0;  // of the step's batches in all processes
     bool ends_epoch = false;            // the epoch ended before there were enough batches
   };
   // The results of the forwards and backwards of a step.
   struct Backwards {
-    std::vector<std::pair<double, Tensor>> losses;  // of batches that count, each with its share of the targets
+    std::vector<std::pair<double, Tensor>> losses;  // by batch with targets: its share of the targets, and its loss
     bool ran = false;                               // a backward ran, maybe only on an empty batch
   };
   // The state of early stopping.
   struct Best {
     std::optional<double> loss = std::nullopt;
     int64_t step = 0;
-    int64_t evaluations_since = 0;  // without an improvement beyond the threshold
+    int64_t evaluations_since = 0;  // evaluations in a row that did not lower the loss by more than the threshold
     nn::StateDict state = {};       // with load_best_model_at_end: a copy of trained_tensors()
   };
   // All that a checkpoint holds beside tensors and the position in the data.
   struct State {
     int64_t step = 0;
     int64_t skipped_steps = 0;
-    double loss = std::numeric_limits<double>::quiet_NaN(), lr = loss, grad_norm = loss;  // of the last step
+    double loss = std::numeric_limits<double>::quiet_NaN(), lr = loss, grad_norm = loss;  // those of the last step
     int64_t evaluated_step = -1;  // the step of the last evaluation
     std::optional<double> eval_loss = std::nullopt;
     Best best = {};
   };
-  // Since the last on_log().
+  // Times and counts since the last on_log().
   struct Timed {
     double seconds = 0;
     int64_t steps = 0, rows = 0, targets = 0;
@@ -76,7 +77,7 @@ class TrainerRun {
   void check_options() const;
   data::BatchSource& share_of(std::optional<data::BatchShare>& share, data::BatchSource& source) const;
 
-  // ---- The loop (trainer_run.cc)
+  // ---- The training loop (trainer_run.cc)
   bool train_step();
   bool fetch(Micro& step);
   std::optional<Backwards> run_backwards(const Micro& step);
@@ -102,7 +103,7 @@ class TrainerRun {
   int64_t batches_per_step() const;
   int64_t epoch_steps_at(data::BatchSource::Position at) const;
   int64_t planned_step() const;
-  // Where the next step begins to read.
+  // Returns the position in the data at which the next step begins.
   data::BatchSource::Position position() const { return batches_ ? batches_->position() : train_data_.position(); }
   template <class Fn> void tell(Fn fn) {
     for (Callback* callback : callbacks_) fn(*callback);
@@ -114,9 +115,9 @@ class TrainerRun {
   nn::StateDict optimizer_state();
   void claim_output_dir();
   bool only_trainable() const;
-  // Parameters that require a gradient, and persistent buffers.
+  // Returns the parameters that require a gradient, and the persistent buffers.
   std::vector<nn::NamedTensor> trained_tensors() const;
-  // The `model` part of a checkpoint: trained_tensors(), or all tensors.
+  // Returns the tensors of the `model` part of a checkpoint: trained_tensors(), or all tensors.
   std::vector<nn::NamedTensor> saved_tensors() const;
   const std::string& base_checksum();
   const std::string& data_checksum();
@@ -130,9 +131,9 @@ class TrainerRun {
   data::BatchSource& source_;                                 // the training data of all processes
   data::BatchSource& train_data_;                             // the training data of this process
   std::optional<data::DeviceBatches> batches_;  // while train() runs: train_data_ on the device, read ahead
-  data::BatchSource* const eval_data_;          // may be null
+  data::BatchSource* const eval_data_;          // null: there is no evaluation data
   std::vector<Callback*> callbacks_;
-  std::optional<amp::GradScaler> scaler_;  // with f16
+  std::optional<amp::GradScaler> scaler_;  // only for autocast in f16
 
   int64_t steps_per_epoch_ = 0, max_steps_ = 0;
   int64_t epoch_offset_ = 0;  // Note [Other steps]
@@ -141,7 +142,7 @@ class TrainerRun {
 
   int64_t saved_step_ = -1;  // the step of the newest checkpoint, or of one that could not be written
   std::string resumed_path_;
-  bool owns_output_dir_ = false;               // the checkpoints in it are this run's
+  bool owns_output_dir_ = false;               // the checkpoints in output_dir are this run's own
   std::string base_checksum_, data_checksum_;  // "": not computed yet
   bool training_ = false, in_step_ = false;
   std::atomic<bool> cancelled_ = false;
