@@ -253,7 +253,7 @@ ValueId WritingTrace::record_placed(const OpDef& op, std::span<const Tensor* con
                                     std::source_location where) {
   // On the eager tape, the old values get a gradient of zeros, so the recorded call must read them.
   if (graph.value(whole).requires_grad) return kNoValue;
-  static const Tensor kNone;
+  static const Tensor& kNone = *new Tensor;
   const bool fills = &op == &ops::kFill && attrs.ints.empty();
   if (!fills && &op != &ops::kCopy) return kNoValue;
   const Tensor* const source[] = {nullptr, fills ? &kNone : inputs[1]};

@@ -14,7 +14,7 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
                  const GivenResults& given) {
   RecorderScope eager(nullptr);
   amp::Autocast as_recorded(std::nullopt);  // the recording contains the casts
-  static const Tensor kUndefined;
+  static const Tensor& kUndefined = *new Tensor;
   // Calls without operands run on the device of the recording's values.
   const auto some = std::find_if(values.begin(), values.end(), [](const Tensor& value) { return value.defined(); });
   const DeviceScope device(some != values.end() ? some->device() : default_device());

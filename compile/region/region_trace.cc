@@ -203,7 +203,7 @@ std::vector<LoopSteps::Line> RegionTrace::lines() const {
   std::vector<LoopSteps::Line> lines;
   std::vector<const Tensor*> inputs;
   std::vector<Tensor> outputs;
-  static const Tensor kNone;
+  static const Tensor& kNone = *new Tensor;
   for (const GraphNode& node : graph.nodes) {
     inputs.clear();
     outputs.clear();

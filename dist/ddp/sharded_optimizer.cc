@@ -190,7 +190,7 @@ void ShardedOptimizer::State::claim() {
 }
 
 ShardedOptimizer::State::~State() {
-  static Gone gone;
+  static Gone& gone = *new Gone;
   kept_.shards = pieces_.empty() ? nullptr : &gone;
   for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kOptimizer);
   ddp_.remove_shards(*this);

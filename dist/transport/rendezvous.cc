@@ -55,7 +55,8 @@ class Meeting {
     }
   }
   static std::string this_process() {
-    static const std::string tag = random_bytes(8);  // process ids are reused, and each machine has its own
+    // Process ids are reused, and each machine has its own.
+    static const std::string& tag = *new std::string(random_bytes(8));
     return absl::StrCat("process ", ::getpid(), "/", absl::BytesToHexString(tag));
   }
   std::string ticket_key(int rank) const { return absl::StrCat(job_, "ticket/", rank); }

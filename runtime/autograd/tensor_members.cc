@@ -191,7 +191,7 @@ bool Tensor::is_leaf(std::source_location where) const {
   return meta == nullptr || (meta->grad_fn == nullptr && (meta->no_grad_view || !base_requires_grad()));
 }
 const Tensor& Tensor::grad(std::source_location where) const {
-  static const Tensor kUndefined;
+  static const Tensor& kUndefined = *new Tensor;
   const AutogradMeta* meta = checked("grad", where)->autograd.get();
   return meta != nullptr && meta->slot ? meta->slot->grad : kUndefined;
 }

@@ -76,7 +76,7 @@ Conversation read_conversation(io::JsonReader& json, const ConversationFields& f
 }
 
 Conversation parse_conversation(std::string_view text) {
-  static const std::string kName = "conversation";
+  static const std::string& kName = *new std::string("conversation");
   Conversation out;
   try {
     io::JsonReader json(kName, text);

@@ -57,7 +57,7 @@ ExampleSet read_jinja_chats(const std::string& path, const ChatEncoder& encoder,
                             const ReadOptions& options) {
   const text::ConversationFields fields{options.messages_field, options.role_field, options.content_field};
   const TextEncoder speller(tokenizer, false);
-  static const std::string kLabel = "JSON";
+  static const std::string& kLabel = *new std::string("JSON");
   ExampleSet out;
   add_lines(
       path, options, speller,

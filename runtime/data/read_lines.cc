@@ -12,7 +12,7 @@ namespace rondo::data {
 
 void read_json_line(const std::string& path, int64_t line, std::string_view text,
                     absl::FunctionRef<bool(io::JsonReader&, const std::string&)> field) {
-  static const std::string kLabel = "JSON";
+  static const std::string& kLabel = *new std::string("JSON");
   try {
     io::JsonReader json(kLabel, text);
     if (json.peek() != '{') json.fail("expected a JSON object");

@@ -47,7 +47,7 @@ int64_t Tensor::size(int64_t dim, std::source_location where) const {
 }
 
 const Tensor& TensorArg::undefined() {
-  static const Tensor kUndefined;
+  static const Tensor& kUndefined = *new Tensor;
   return kUndefined;
 }
 
