@@ -4,7 +4,7 @@
 #   static_objects_test.sh NM OBJECTS   (separated by "|")
 set -euo pipefail
 objdump=${1%nm}objdump
-IFS='|' read -ra objects <<<"$2"
+mapfile -t objects < <(tr '|' '\n' <<<"$2" | grep .)
 [ ${#objects[@]} -gt 20 ] || { echo "only ${#objects[@]} objects"; exit 1; }
 # An object with a destructor is registered by __cxa_atexit. That of <iostream> is allowed in each unit, and the end of the
 # pool of threads, which parallel_for() makes.
