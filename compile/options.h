@@ -16,7 +16,9 @@ namespace rondo::compile {
 
 // What a call of a compiled module does.
 enum class Capture : uint8_t {
-  kRecord,  // runs the module's C++, which records; the recording decides what runs. Always correct
+  // Runs the module's C++ in every call, to record its ops. Then the program that was compiled for this recording runs.
+  // Always correct.
+  kRecord,
   // Reuses a recording of the same module without running its C++. Guards check the arguments' dtypes, devices, shapes,
   // strides, requires_grad and is_leaf, train/eval, grad mode, autocast and the default device. Besides these, forward
   // must depend on nothing but the next numbers of the thread's default generator.

@@ -20,8 +20,9 @@ struct RegionReport {
   // CompileOptions::recompile_limit bounds this number. Recordings and backwards that share code that this process
   // already has are counted neither here nor in `compilations`.
   int fresh_programs = 0;
-  int kernels = 0;          // generated kernels of the latest entry, forward and backward; if one call needs several
-                            // entries (a loop in pieces), those of the entry with the most launches
+  // Generated kernels of the latest entry, forward and backward. A call that runs a long loop over time in pieces may
+  // need several entries (capture/loop_steps.h); then the one with the most launches counts.
+  int kernels = 0;
   int library_calls = 0;    // matrix products and similar calls, of the same entry
   int other_backwards = 0;  // backwards compiled for other gradients than those of all outputs; each may count as a
                             // compilation

@@ -17,7 +17,8 @@
 namespace rondo::compile {
 namespace {
 
-// Appends the layouts of values, on which times depend.
+// Appends the dtypes, sizes and strides of values to the text that describes a launch to the Tuner: the launch's time
+// depends on them.
 void describe(const Graph& graph, const ValueIds& ids, std::string& text) {
   for (ValueId id : ids) {
     if (id == kNoValue) continue;

@@ -45,8 +45,10 @@ void attach_output(WritingTrace& trace, int i, const Tensor& result, RegionNode*
   if (const ValueId base = base_of(trace, id); base != kNoValue) {
     const Tensor* const outside = trace.outside_view(base);
     autograd::mark_view(handle, outside != nullptr ? *outside : trace.handle(base), autograd::is_no_grad_view(handle));
+    // Makes the view stale (Note [Stale views] in capture/writes.cc): its view_version is out of date, and it has no
+    // flag of its own, so requires_grad() asks its base.
     if (trace.is_left_stale(id)) {
-      impl.requires_grad = false;  // a stale view requires grad if its base does
+      impl.requires_grad = false;
       --impl.autograd->view_version;
     }
   }

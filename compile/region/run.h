@@ -21,9 +21,11 @@ struct RunResult {
   std::exception_ptr error;          // null: none
 };
 
-// Runs the forward of `binding`, and makes the recording's writes in place. If a launch throws, the ledger counts that,
-// and the results that were complete by then remain. But a recording that writes in place, or has checks that wait,
-// runs again, op by op, up to the first error of the program. Nothing that has an effect happens twice.
+// Runs the forward of `binding`, and makes the recording's writes in place. If a launch throws, the region's Ledger
+// counts a failed run, and the caller gets the results that were complete by then. There is one exception: a recording
+// that writes in place, or has late checks (Note [Checks that wait] in transform/fuse.cc), runs again op by op. It ends
+// with the program's first error. It does not run again if an input is already written: nothing that has an effect
+// happens twice.
 RunResult run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs);
 
 // Runs a recording op by op, for which there is no compiled program. Writes in place as run() does.

@@ -2,8 +2,8 @@
 //
 //   auto statistics = dist::convert_sync_batchnorm(model, group);  // before compile_module(), DistributedDataParallel
 //
-// Every rank then makes the same calls of `model` in the same order: in training, each normalisation is a collective in
-// forward and in backward, also for a rank whose batch is empty. Evaluation sends nothing.
+// Every rank must then make the same calls of `model` in the same order. In training, each normalisation is a
+// collective in forward and in backward, also for a rank whose batch is empty. Evaluation sends nothing.
 #pragma once
 
 #include <memory>

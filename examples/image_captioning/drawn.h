@@ -26,7 +26,7 @@ std::string caption_of(const DrawnScene& scene);
 
 class DrawnPictures : public CaptionedPictures {
  public:
-  // side: pixels of an edge. A picture is a function of (seed, index, side), its scene of (seed, index).
+  // side: pixels of an edge. A scene is a function of (seed, index, held_out), its picture of these and `side`.
   DrawnPictures(int64_t size, bool held_out, uint64_t seed, int64_t side = 64)
       : size_(size), held_out_(held_out), seed_(seed), side_(side) {}
   int64_t size() const override { return size_; }

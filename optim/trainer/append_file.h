@@ -15,8 +15,8 @@ class AppendFile {
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
-  // Appends all of `record`, or throws and appends nothing: a part that a full disk took is cut off again. After a kill
-  // the file may end with a part of its last record.
+  // Appends all of `record`. If a write fails (the disk is full), removes the bytes that were written, and throws. If
+  // the process is killed during the call, the file may end with a part of `record`.
   void append(std::string_view record);
   // Makes the appended records durable.
   void sync();

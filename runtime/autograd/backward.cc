@@ -324,8 +324,8 @@ class Backward {
   HashMap<const Node*, std::vector<bool>> leads_;  // the results of Node::leads_to()
 };
 
-// Gives each root its gradient. Returns the root's gradient, which is 1, if there is one root and `grads` does not have
-// its gradient; otherwise an undefined tensor.
+// Gives each root its gradient: the one in `grads`, or 1 if there is none (the root must then have one element). If the
+// only root gets this 1, returns it, for KnownOne. Otherwise returns an undefined tensor.
 Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads,
                   std::source_location where) {
   if (grads.size() > roots.size())
