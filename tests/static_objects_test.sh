@@ -13,7 +13,7 @@ for object in "${objects[@]}"; do
   [ "$("$objdump" -r "$object" | grep -c __cxa_atexit || true)" -gt 1 ] ||
     [ "$("$objdump" -r "$object" | grep -c 'ios_base4InitC1' || true)" = 0 ] || continue
   destroyed=$("$objdump" -dr --no-show-raw-insn -C "$object" | awk '/^[0-9a-f]+ </ { f = substr($0, 18) }
-    /R_[A-Z0-9_]*_[A-Z0-9]+.*__cxa_atexit/ { if (f !~ /parallel_for/ && (f !~ /_GLOBAL__sub_I_/ || seen[f]++)) print "  in " f }')
+    /R_[A-Z0-9_]*_[A-Z0-9]+.*__cxa_atexit/ { if (f !~ /parallel_for/ && (f !~ /_GLOBAL__sub_I_|__cxx_global_var_init/ || seen[f]++)) print "  in " f }')
   if [ -n "$destroyed" ]; then printf '%s destroys objects at the end\n%s\n' "$object" "$destroyed"; failures=$((failures + 1)); fi
 done
 echo "${#objects[@]} objects, $failures at fault"
