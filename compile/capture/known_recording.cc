@@ -64,10 +64,10 @@ void FollowingTrace::abandon() {
   WritingTrace::abandon();
 }
 
-void FollowingTrace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+void FollowingTrace::append(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                             std::span<Tensor> outputs, bool in_place, std::source_location where) {
   stop_following();
-  WritingTrace::record(op, inputs, attrs, outputs, in_place, where);
+  WritingTrace::append(op, inputs, attrs, outputs, in_place, where);
 }
 
 void FollowingTrace::follow(KnownRecording known) {
@@ -210,6 +210,7 @@ bool FollowingTrace::is_known_operand(const Tensor& tensor, ValueId id) {
 bool FollowingTrace::infers_as_known(const GraphNode& node, std::span<const Tensor* const> inputs, const Attrs& attrs,
                                      std::source_location where) const {
   InferContext infer(*node.op, inputs, attrs, where);
+  if (node.in_place) infer.set_in_place();
   try {
     node.op->infer(infer);
   } catch (const Error&) {

@@ -30,7 +30,7 @@ class FollowingTrace : public WritingTrace {
   explicit FollowingTrace(SharedRandomState* draws = nullptr);
   ~FollowingTrace() override;
 
-  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+  void append(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override;
   bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                     std::span<Tensor> outputs, std::source_location where) override;

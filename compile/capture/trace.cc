@@ -5,6 +5,7 @@
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/location.h"
 #include "rondo/runtime/base/per_thread.h"
+#include "rondo/runtime/ops/channels_last.h"
 
 namespace rondo::compile {
 
@@ -84,6 +85,15 @@ std::source_location Trace::user_of(std::source_location where) {
 }
 
 void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                   std::span<Tensor> outputs, bool in_place, std::source_location where) {
+  if (in_place || op.kind != OpKind::kElementwise || !lies_channels_last(outputs[0]))
+    return append(op, inputs, attrs, outputs, in_place, where);
+  absl::InlinedVector<TensorArg, kUsualInputs> args;
+  for (const Tensor* input : inputs) args.emplace_back(*input, where);
+  call_channels_last(op, args, attrs, outputs);
+}
+
+void Trace::append(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                    std::span<Tensor> outputs, bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
   ValueIds operands;

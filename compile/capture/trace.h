@@ -18,8 +18,11 @@ class Trace : public Recorder {
   Trace();
   ~Trace() override;
 
+  // Note [Recorded in memory order]. A call whose result keeps the layout channels last (Note [Results keep the layout]
+  // in runtime/op/op.h) is recorded as a call on views (B, H, W, C), whose result is contiguous, and a view of that. So
+  // everything after the recording sees elementwise ops in the order of memory.
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
-              bool in_place, std::source_location where) override;
+              bool in_place, std::source_location where) final;
   // Throws InternalError, because symbolic tensors have no data. Regions override this: they run what is recorded.
   void flush(const TensorImpl& tensor, std::source_location where) override;
 
@@ -49,6 +52,9 @@ class Trace : public Recorder {
   Graph graph;
 
  protected:
+  // Appends a call, as Recorder::record() says.
+  virtual void append(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                      std::span<Tensor> outputs, bool in_place, std::source_location where);
   // True if a recorded call reads memory of `storage`.
   bool reads(const Storage& storage) const;
   // Call this after the history of `input` has changed. If `input` is an input of the graph, updates its flags in the

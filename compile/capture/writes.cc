@@ -273,7 +273,7 @@ ValueId WritingTrace::record_overwrite(ValueId whole, const Value& shown, std::s
 
 ValueId WritingTrace::record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs,
                                      Tensor result, std::source_location where) {
-  Trace::record(op, operands, attrs, {&result, 1}, false, where);
+  Trace::append(op, operands, attrs, {&result, 1}, false, where);
   graph.nodes.back().in_place = true;
   return graph.nodes.back().outputs[0];
 }
@@ -305,7 +305,7 @@ std::vector<Tensor> WritingTrace::operands_apart(const OpDef& op, std::span<cons
     TensorImpl& impl = *copy[0].impl();
     impl.strides = contiguous_strides(impl.sizes);
     impl.offset = 0;
-    Trace::record(ops::kCast, operands, {.ints = {static_cast<int64_t>(impl.dtype)}}, copy, false, where);
+    Trace::append(ops::kCast, operands, {.ints = {static_cast<int64_t>(impl.dtype)}}, copy, false, where);
     apart[i] = copy[0];
   }
   return apart;
@@ -419,7 +419,7 @@ ValueId WritingTrace::rebuild_as_view_of_root(ValueId view, ValueId root, bool w
   Tensor result[] = {own_handle(view)};
   result[0].impl()->requires_grad = with_history;
   const ops::Window window{before.sizes.numel() == 0 ? 0 : before.offset, before.sizes, before.strides};
-  Trace::record(ops::kStridedView, operands, window.for_view(), result, false, made.where);
+  Trace::append(ops::kStridedView, operands, window.for_view(), result, false, made.where);
   const ValueId shown = graph.nodes.back().outputs[0];
   graph.value(shown).grad_mode = true;
   graph.value(shown).offset = before.offset;
@@ -459,7 +459,7 @@ ValueId WritingTrace::read_of_written(const Tensor& outside) {
   impl.sizes = window.sizes;
   impl.strides = window.strides;
   impl.offset = window.offset;
-  Trace::record(ops::kStridedView, operands, window.for_view(), view, false, std::source_location());
+  Trace::append(ops::kStridedView, operands, window.for_view(), view, false, std::source_location());
   const ValueId shown = graph.nodes.back().outputs[0];
   graph.value(shown).grad_mode = false;  // tells outside_view() that the view stands for an outside tensor
   return external_ids_[outside.impl()] = shown;

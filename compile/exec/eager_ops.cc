@@ -6,6 +6,7 @@
 #include "rondo/compile/capture/recording_key.h"
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/transform/retrace.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/recent_cache.h"
 #include "rondo/runtime/dispatch/op_compiler.h"
@@ -98,9 +99,13 @@ class EagerOps final : public OpCompiler {
     ++(entry->program == nullptr ? report_.refused : report_.calls);
     return entry->program;
   }
-  std::shared_ptr<const Entry> compile(const Graph& graph, Device device, bool in_parts) {
+  std::shared_ptr<const Entry> compile(Graph graph, Device device, bool in_parts) {
     std::shared_ptr<const Program> program;
     if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
+      // Note [Recorded in memory order] in capture/trace.h.
+      const Value& result = graph.value(graph.outputs[0]);
+      if (!is_contiguous(result.sizes, result.strides))
+        graph = retrace(graph, [](size_t, const Symbols&, std::span<Tensor>) { return false; });
       // Compiles in exact mode, which rounds as eager kernels do. A single kernel is compiled for all sizes. The parts
       // of a decomposition are compiled for constant sizes: fused, they read a row only once if its length is known.
       program = Program::compile(graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever},

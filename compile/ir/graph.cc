@@ -118,6 +118,7 @@ std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node,
     stand_ins[i] = Tensor(impl);
   }
   InferContext infer(*node.op, inputs, node.attrs, node.where);
+  if (node.in_place) infer.set_in_place();
   node.op->infer(infer);
   return {infer.outputs().begin(), infer.outputs().end()};
 }

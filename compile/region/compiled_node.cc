@@ -16,9 +16,9 @@
 #include "rondo/runtime/autograd/hooks.h"
 #include "rondo/runtime/autograd/node_scope.h"
 #include "rondo/runtime/base/cause.h"
-#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo::compile {
 namespace {
@@ -348,7 +348,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       const BackwardInput& source = backward.inputs[k];
       const auto at = static_cast<size_t>(source.index);
       const auto as_expected = [&](const Tensor& grad) {
-        return with_dense_strides(grad, graph.value(graph.inputs[k]).strides);
+        return with_strides(grad, graph.value(graph.inputs[k]).strides);
       };
       switch (source.kind) {
         case BackwardInput::kConstant: inputs.push_back(source.constant); break;

@@ -21,7 +21,7 @@ void RegionTrace::follow(std::shared_ptr<const Binding> latest) {
   latest_ = std::move(latest);
 }
 
-void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+void RegionTrace::append(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                          std::span<Tensor> outputs, bool in_place, std::source_location where) {
   const absl::Cleanup recorded = [&] { random_.op_recorded(inputs); };
   if (in_place && append_known_write(op, inputs, attrs, where)) return;
@@ -55,7 +55,7 @@ void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs,
     if (may_loop && (loops_ != nullptr || loop_.is_running()) &&
         runs_at_once_in_loop(op, inputs, attrs, outputs, where))
       return;
-    if (dense_parts_.empty()) Trace::record(op, inputs, attrs, outputs, in_place, where);
+    if (dense_parts_.empty()) Trace::append(op, inputs, attrs, outputs, in_place, where);
     else record_of_dense_parts(op, inputs, attrs, outputs, where);
     if (may_loop && !loop_.is_running() && LoopSteps::is_time_to_search(graph.nodes.size(), region_.varies()) &&
         loop_.search(lines(), region_.varies()))
@@ -267,7 +267,7 @@ void RegionTrace::record_of_dense_parts(const OpDef& op, std::span<const Tensor*
   for (const Tensor*& operand : operands)
     if (const auto found = dense_parts_.find(operand->impl()); found != dense_parts_.end() && op.kind != OpKind::kView)
       operand = &found->second.dense;
-  Trace::record(op, operands, attrs, outputs, /*in_place=*/false, where);
+  Trace::append(op, operands, attrs, outputs, /*in_place=*/false, where);
 }
 
 void RegionTrace::run_steps(int steps) {

@@ -35,7 +35,7 @@ class RegionTrace final : public FollowingTrace {
   // eagerly.
   std::shared_ptr<const Binding> take_latest() { return std::move(latest_); }
 
-  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+  void append(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override;
   void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
   void flush_gradient(const TensorImpl& tensor, std::source_location where) override;

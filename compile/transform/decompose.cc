@@ -4,8 +4,8 @@
 
 #include "rondo/compile/transform/passes.h"
 #include "rondo/compile/transform/retrace.h"
-#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo::compile {
 
@@ -45,10 +45,9 @@ std::optional<Graph> decompose_once(const Graph& graph) {
     std::vector<Tensor> inputs;
     for (ValueId id : node.inputs) inputs.push_back(id == kNoValue ? Tensor() : symbols[id]);
     node.op->decompose(inputs, node.attrs, outputs);
-    // A result keeps the layout that the op gave it.
+    // The call's result keeps the strides that it had.
     for (size_t i = 0; i < outputs.size(); ++i)
-      if (outputs[i].defined() && outputs[i].rank() == 4)
-        outputs[i] = with_dense_strides(outputs[i], graph.value(node.outputs[i]).strides);
+      if (outputs[i].defined()) outputs[i] = with_strides(outputs[i], graph.value(node.outputs[i]).strides);
     return true;
   });
 }

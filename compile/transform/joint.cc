@@ -6,9 +6,9 @@
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/base/hash_map.h"
-#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/window.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo::compile {
 namespace {

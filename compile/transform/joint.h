@@ -40,7 +40,7 @@ struct BackwardGraph {
   std::vector<Rows> rows = {};
 };
 
-// True for images whose channels are next to each other in memory, as runtime/ops/channels_last.h has it.
+// True for images whose channels are next to each other in memory, as runtime/tensor/memory_order.h has it.
 bool lies_channels_last(const Value& value);
 
 // The gradients that arrive at a backward. `gradients`: by output; empty: of all outputs that require one. `totals`: by

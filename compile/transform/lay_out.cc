@@ -144,7 +144,7 @@ class LayoutChooser {
   Tensor converted(ValueId id) {
     const Value& v = graph_.value(id);
     if (v.producer < 0 || graph_.node(v.producer).op->kind != OpKind::kView)
-      return with_dense_strides(as_it_lies(id), v.strides);
+      return with_strides(as_it_lies(id), v.strides);
     // The value is a part of a larger image; a copy would not have its strides.
     const GraphNode& node = graph_.node(v.producer);
     return call(*node.op, {{usual(node.inputs[0]), node.where}}, node.attrs);
@@ -153,7 +153,7 @@ class LayoutChooser {
     const Value& v = graph_.value(id);
     if (is_last(id) || !is_usual_image(v)) return as_it_lies(id);
     if (is_filled_image(id)) return last_[id] = filled_last(graph_.node(v.producer));
-    return last_[id] = with_dense_strides((*symbols_)[id], channels_last_strides(v.sizes));
+    return last_[id] = with_strides((*symbols_)[id], channels_last_strides(v.sizes));
   }
   // True for an image filled with one number. Instead of being copied, it is filled again in the other layout: that
   // costs only a constant in a kernel, while a copy would need memory.

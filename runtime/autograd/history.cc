@@ -85,6 +85,13 @@ struct ViewGeometry {
   Tensor look(const Tensor& base) const {
     return Tensor::over(base.storage(), base.storage_offset() + offset, sizes, strides, base.dtype());
   }
+  bool has_contiguous_base() const { return is_contiguous(base_sizes, base_strides); }
+  // Returns a copy of the base's gradient in the base's layout.
+  Tensor copy_of(const Tensor& grad) const {
+    Tensor copy = zeros({grad.dtype(), grad.device()});
+    copy.copy_(grad);
+    return copy;
+  }
   // Returns zeros in the base's layout, including the gaps between its elements.
   Tensor zeros(TensorOptions options) const {
     int64_t extent = base_sizes.numel() == 0 ? 0 : 1;
@@ -114,7 +121,7 @@ class ViewOfBaseNode final : public Node {
     if (grads_in.empty()) return;
     Tensor total = std::move(grads_in[0]);
     if (total.defined() && may_overwrite(total) && total.dtype() == grads_out[0].dtype() &&
-        is_contiguous(geometry_.base_sizes, geometry_.base_strides)) {
+        geometry_.has_contiguous_base()) {
       geometry_.look(total).add_(grads_out[0]);
       grads_in[0] = std::move(total);
       return;
@@ -139,7 +146,8 @@ class OverwriteNode final : public Node {
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     refuse_second_derivative();
     Tensor grad = std::move(grads_out[0]);
-    if (!may_overwrite(grad)) grad = grad.clone();
+    if (!geometry_.has_contiguous_base()) grad = geometry_.copy_of(grad);
+    else if (!may_overwrite(grad)) grad = grad.clone();
     grads_in[1] = geometry_.look(grad).clone();
     if (!edges[0].node) return;
     geometry_.look(grad).fill_(0);
@@ -196,7 +204,15 @@ void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
 
 void put_history_of_write(Tensor& target, std::shared_ptr<Node> node) {
   AutogradMeta& meta = meta_of(target);
-  if (!meta.base.defined()) return put_history(target, std::move(node), 0);
+  if (!meta.base.defined()) {
+    if (!meta.in_memory_order || !target.requires_grad()) return put_history(target, std::move(node), 0);
+    // A recording holds this tensor as a view of its memory in memory order (compile/capture/trace.h). So that compiled
+    // and eager gradients have the same bits, the write has the history of a write through a view that shows all of its
+    // base: the old values get a gradient of zeros, and a sum with zeros turns -0 into 0.
+    const Edge old = gradient_edge(target);
+    return put_history(
+        target, std::make_shared<OverwriteNode>(ViewGeometry::of(target, target), old, Edge{std::move(node), 0}), 0);
+  }
   const ViewGeometry geometry = ViewGeometry::of(target, meta.base);
   Tensor root = meta.base;
   const Edge old_base = root.requires_grad() ? gradient_edge(root) : Edge{};
@@ -256,8 +272,9 @@ void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, 
                    where);
   if (meta != nullptr && meta->base.defined() && meta->base.requires_grad() && meta->base.is_leaf())
     throw_op_error(op.name, "this is a view of a leaf that requires grad; wrap the write in no_grad()", where);
-  if (differentiable && meta != nullptr && meta->base.defined() && !meta->base.is_contiguous())
-    throw_op_error(op.name, "a differentiable in-place write to a view needs a contiguous base", where);
+  if (differentiable && meta != nullptr && meta->base.defined() && overlaps_itself(meta->base))
+    throw_op_error(op.name, "a differentiable in-place write to a view of an expanded tensor; clone() the tensor first",
+                   where);
 }
 
 }  // namespace autograd

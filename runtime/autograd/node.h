@@ -139,7 +139,8 @@ struct AutogradMeta {
   // See Note [Views] in history.h.
   Tensor base;
   uint32_t view_version = 0;
-  bool no_grad_view = false;  // made under no_grad, or a view of such a view
+  bool no_grad_view = false;     // made under no_grad, or a view of such a view
+  bool in_memory_order = false;  // its first history is that of Note [Rules in memory order] in op_node.cc
 };
 
 // Returns the grad mode of this thread. It is on by default.

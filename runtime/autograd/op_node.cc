@@ -9,9 +9,33 @@
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/base/location.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo::autograd {
 namespace {
+
+// Note [Rules in memory order]. If the result of an elementwise op is channels last (Note [Results keep the layout] in
+//   op/op.h), the op's rule runs on views of its tensors (B, H, W, C). So gradients lie in memory as the result does,
+//   and the gradient of an operand that was broadcast is summed in the order of memory, as in a compiled region, which
+//   differentiates such views, too (capture/trace.h).
+Dims as_image(Dims sizes) {
+  while (sizes.rank() < 4) sizes.insert(0, 1);
+  return sizes;
+}
+Dims in_memory_order(const Dims& sizes) {
+  if (sizes.empty()) return sizes;
+  const Dims image = as_image(sizes);
+  return {image[0], image[2], image[3], image[1]};
+}
+Tensor in_memory_order(const Tensor& x) {
+  if (!x.defined() || x.rank() == 0) return x;
+  return (x.rank() == 4 ? x : x.reshape(as_image(x.sizes()))).permute({0, 2, 3, 1});
+}
+Tensor out_of_memory_order(const Tensor& x, const Dims& sizes) {
+  if (!x.defined() || x.rank() == 0) return x;
+  const Tensor front = x.permute({0, 3, 1, 2});
+  return sizes.rank() == 4 ? front : front.reshape(sizes);
+}
 
 // The node of one call of an op.
 class OpNode final : public Node {
@@ -80,12 +104,11 @@ class OpNode final : public Node {
         put_history(outputs[i], self.lock(), static_cast<int>(i));
       }
     }
-    const GradContext context(attrs_, inputs, outputs, grads_out, metas_, grads_in);
     const RuleScope rule(*this);
     const FloatingPointScope floating_point;
-    if (anomaly::detecting) [[unlikely]]
-      return checked_rule(context, inputs, outputs, grads_out, grads_in);
-    op_.grad(context);
+    if (in_memory_order_) [[unlikely]]
+      return run_rule_in_memory_order(inputs, outputs, grads_out, grads_in);
+    run_rule(inputs, outputs, grads_out, metas_, grads_in);
   }
   void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad>) override {
     apply_extras(*this, grads_out);
@@ -97,7 +120,28 @@ class OpNode final : public Node {
 
   std::weak_ptr<Node> self;
 
+  // Notes that the rule runs in memory order: Note [Rules in memory order].
+  void set_in_memory_order() { in_memory_order_ = true; }
+
  private:
+  void run_rule(std::span<const Tensor> inputs, std::span<const Tensor> outputs, std::span<const Tensor> grads_out,
+                std::span<const InputMeta> metas, std::span<Tensor> grads_in) const {
+    const GradContext context(attrs_, inputs, outputs, grads_out, metas, grads_in);
+    if (anomaly::detecting) [[unlikely]]
+      return checked_rule(context, inputs, outputs, grads_out, grads_in);
+    op_.grad(context);
+  }
+  void run_rule_in_memory_order(std::span<Tensor> inputs, std::span<Tensor> outputs, std::span<const Tensor> grads_out,
+                                std::span<Tensor> grads_in) const {
+    absl::InlinedVector<Tensor, 1> grads(grads_out.begin(), grads_out.end());
+    absl::InlinedVector<InputMeta, 3> metas = metas_;
+    for (Tensor& tensor : inputs) tensor = in_memory_order(tensor);
+    for (Tensor& tensor : outputs) tensor = in_memory_order(tensor);
+    for (Tensor& tensor : grads) tensor = in_memory_order(tensor);
+    for (InputMeta& meta : metas) meta.sizes = in_memory_order(meta.sizes);
+    run_rule(inputs, outputs, grads, metas, grads_in);
+    for (size_t i = 0; i < grads_in.size(); ++i) grads_in[i] = out_of_memory_order(grads_in[i], metas_[i].sizes);
+  }
   void checked_rule(const GradContext& context, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                     std::span<const Tensor> grads_out, std::span<const Tensor> grads_in) const {
     anomaly::Check check;
@@ -119,6 +163,7 @@ class OpNode final : public Node {
   std::unique_ptr<const std::string> location_;  // under DetectAnomaly: names the module, which backward cannot see
   bool saves_ = false;  // the node saves a tensor; one that saves none may run backward any number of times
   bool released_ = false;
+  bool in_memory_order_ = false;
   absl::InlinedVector<InputMeta, 3> metas_;
   absl::InlinedVector<SavedTensor, 3> saved_inputs_;
   absl::InlinedVector<SavedTensor, 1> saved_outputs_;
@@ -151,6 +196,10 @@ void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const A
   for (size_t i = 0; i < outputs.size(); ++i)
     if (outputs[i].defined() && is_floating(outputs[i].dtype())) put_history(outputs[i], node, static_cast<int>(i));
   node->save_outputs(outputs);
+  if (op.kind == OpKind::kElementwise && lies_channels_last(outputs[0])) [[unlikely]] {
+    node->set_in_memory_order();
+    outputs[0].impl()->autograd->in_memory_order = true;
+  }
 }
 
 void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& target,

@@ -8,8 +8,8 @@
 #include "rondo/runtime/cpu/convolution_library.h"
 #include "rondo/runtime/cpu/convolution_patches.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo::cpu {
 

@@ -138,7 +138,7 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
     });
     return;
   }
-  const IterationSpace<N + 1> space(result.sizes(), operands);
+  const auto space = IterationSpace<N + 1>::in_memory_order(operands);
   const int last = space.sizes.rank() - 1;
   const int64_t n = space.sizes[last];
   whole.out_stride = space.strides[0][last];

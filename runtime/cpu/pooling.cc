@@ -6,9 +6,9 @@
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo::cpu {
 

@@ -14,9 +14,9 @@
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/dispatch/run_in_parts.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/matmul_precision.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo::cuda {
 namespace {

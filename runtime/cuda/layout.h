@@ -42,6 +42,10 @@ template <int N> RondoLayout layout_of(const IterationSpace<N>& space) {
 template <class... T> RondoLayout layout_of(const Dims& shape, const T&... operands) {
   return layout_of(IterationSpace<sizeof...(T)>(shape, std::array<const Tensor*, sizeof...(T)>{&operands...}));
 }
+// As above, with the dimensions in the order in which `out`, which has the shape, lies in memory.
+template <class... T> RondoLayout layout_in_memory_order(const Tensor& out, const T&... operands) {
+  return layout_of(IterationSpace<sizeof...(T) + 1>::in_memory_order({&out, &operands...}));
+}
 // True if element i of each operand lies at offset i.
 inline bool is_dense(const RondoLayout& layout, int operands) {
   bool dense = layout.rank == 1;

@@ -48,9 +48,9 @@ extern "C" __global__ void rondo_elementwise(OUT* out, const A0* in0, const A1* 
 RondoLayout layout_of_call(const KernelContext& context) {
   const Tensor& out = context.out();
   switch (context.op.body->inputs) {
-    case 1: return layout_of(out.sizes(), out, context.in(0));
-    case 2: return layout_of(out.sizes(), out, context.in(0), context.in(1));
-    default: return layout_of(out.sizes(), out, context.in(0), context.in(1), context.in(2));
+    case 1: return layout_in_memory_order(out, context.in(0));
+    case 2: return layout_in_memory_order(out, context.in(0), context.in(1));
+    default: return layout_in_memory_order(out, context.in(0), context.in(1), context.in(2));
   }
 }
 

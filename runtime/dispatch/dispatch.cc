@@ -16,10 +16,10 @@
 #include "rondo/runtime/dispatch/run_in_parts.h"
 #include "rondo/runtime/op/op.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/lowered.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/tensor/dynamic_range.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo {
 
@@ -197,8 +197,7 @@ class Dispatcher {
       run_parts(op_, inputs(), device(), attrs_, outputs, where_);
       const NoGrad off;  // the op is one tape node
       for (size_t i = 0; i < outputs.size(); ++i)
-        if (outputs[i].defined() && outputs[i].rank() == 4)
-          outputs[i] = with_dense_strides(outputs[i], infer.outputs()[i].strides);
+        if (outputs[i].defined()) outputs[i] = with_strides(outputs[i], infer.outputs()[i].strides);
       for (Tensor& output : outputs)
         if (output.defined() && autograd::is_no_grad_view(output)) output = output.detach();
     }
@@ -209,6 +208,7 @@ class Dispatcher {
 
   void run_in_place() {
     InferContext infer(op_, inputs(), attrs_, where_, args_);
+    infer.set_in_place();
     op_.infer(infer);
     Tensor target = *inputs_[0];
     const TensorMeta& meta = infer.outputs()[0];
@@ -364,8 +364,6 @@ class Dispatcher {
 
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) try {
   Tensor output;
-  if (may_be_channels_last(op, inputs) && results_are_channels_last(op, inputs)) [[unlikely]]
-    return call_channels_last(op, inputs, attrs, {&output, 1}), output;
   if (anomaly::detecting) [[unlikely]]
     return call(op, inputs, std::move(attrs), {&output, 1}), output;
   Dispatcher(op, inputs, attrs).run({&output, 1});
@@ -375,8 +373,6 @@ Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) try
 }
 
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs) try {
-  if (may_be_channels_last(op, inputs) && results_are_channels_last(op, inputs)) [[unlikely]]
-    return call_channels_last(op, inputs, attrs, outputs);
   if (anomaly::detecting) [[unlikely]]
     return anomaly::checked_call(op, inputs, attrs, outputs, [&] { Dispatcher(op, inputs, attrs).run(outputs); });
   Dispatcher(op, inputs, attrs).run(outputs);

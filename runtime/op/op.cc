@@ -1,6 +1,7 @@
 #include "rondo/runtime/op/op.h"
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/tensor/memory_order.h"
 
 namespace rondo {
 
@@ -11,7 +12,21 @@ void IntList::push_back_many(int64_t value) {
 }
 
 void InferContext::output(int i, DType dtype, const Dims& sizes) {
-  strided_output(i, dtype, sizes, contiguous_strides(sizes));
+  const bool is_image = sizes.rank() == 4 && op_.kind == OpKind::kElementwise;
+  strided_output(i, dtype, sizes,
+                 is_image && keeps_channels_last(sizes) ? channels_last_strides(sizes) : contiguous_strides(sizes));
+}
+
+// Returns true if an elementwise op's result of these sizes is channels last.
+bool InferContext::keeps_channels_last(const Dims& sizes) const {
+  // A clone has the trait Convert, too, and is contiguous. Tensor::to() keeps the layout by itself.
+  if (in_place_ || op_.is<trait::Convert>() || op_.numbers_elements()) return false;
+  const Tensor* first = nullptr;
+  for (const Tensor* input : inputs_) {
+    if (!input->defined()) return false;
+    if (first == nullptr && input->numel() == sizes.numel()) first = input;
+  }
+  return first != nullptr && first->sizes() == sizes && lies_channels_last(*first);
 }
 
 void InferContext::strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides) {

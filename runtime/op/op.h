@@ -176,8 +176,15 @@ struct InputMeta {
   bool needs_grad = false;  // its gradient is wanted
 };
 
-// Gives OpDef::infer the operands of a call, from which it computes the shapes and dtypes of the outputs. It must not
-// read data.
+// Gives OpDef::infer the operands of a call, from which it computes the shapes, strides and dtypes of the outputs. It
+// must not read data.
+//
+// Note [Results keep the layout]. As in PyTorch, images keep their layout: a result of an elementwise op lies in memory
+// as its first operand with as many elements does, if that is channels last (Note [Channels last] in
+// tensor/memory_order.h). Kernels honour the strides of results. The op's gradient rule runs in the order of memory
+// (Note [Rules in memory order] in autograd/op_node.cc). A recording holds the call on views in the order of memory, so
+// a compiler needs no rule for the layout (capture/trace.h). Convolutions, pooling and interpolation state their own
+// strides; batch_norm and cat call their ops on such views (ops/channels_last.h).
 class InferContext {
  public:
   // `given`: the operands as the caller gave them, one for each input, if some were converted since.
@@ -194,9 +201,9 @@ class InferContext {
   int64_t integer(int i) const { return attrs_.ints[i]; }
   SymFloat scalar(int i) const { return attrs_.floats[i]; }
   const Attrs& attrs() const { return attrs_; }
-  // Sets output i, a dense tensor.
+  // Sets output i, a dense tensor: contiguous, except for Note [Results keep the layout].
   void output(int i, DType dtype, const Dims& sizes);
-  // Sets output i, a dense tensor with permuted strides.
+  // Sets output i, a dense tensor with the strides of another order of its dimensions.
   void strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides);
   // Makes output i a view of input 0.
   void view(const Dims& sizes, const Dims& strides, int64_t offset, int i = 0);
@@ -209,7 +216,12 @@ class InferContext {
 
   std::span<const TensorMeta> outputs() const { return {outputs_.data(), n_outputs_}; }
 
+  // Call this before `infer` for a call in place. Its result is contiguous: a recorder makes it a value of its own, and
+  // eager execution writes it into the operand, whatever the operand's strides.
+  void set_in_place() { in_place_ = true; }
+
  private:
+  bool keeps_channels_last(const Dims& sizes) const;
   const Tensor& operand(int i) const {
     if (!has(i)) [[unlikely]]
       fail_undefined(i);
@@ -227,6 +239,7 @@ class InferContext {
   const Attrs& attrs_;
   std::source_location where_;
   std::span<const TensorArg> given_;
+  bool in_place_ = false;
   absl::InlinedVector<TensorMeta, 1> outputs_ = absl::InlinedVector<TensorMeta, 1>(
       1);  // nearly every call has one output
   size_t n_outputs_ = 0;
@@ -419,8 +432,8 @@ struct OpDef {
   LowerFn lower = nullptr;  // the op in a generated kernel; null: no generated kernel computes the op itself
   Trait trait = {};
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
-  // Makes a call on images that are channels last. Null: elementwise ops and reductions keep the layout
-  // (runtime/ops/channels_last.h), other ops do not.
+  // For a compiler that chooses layouts: makes a call on images that are channels last. Null: elementwise ops and
+  // reductions keep the layout (keep_channels_last() in ops/channels_last.h), other ops do not.
   ChannelsLastFn channels_last = nullptr;
   // At least 0: the op takes any number of operands, and its last ints hold this many for each operand. A compiler
   // then joins two calls if operand 0 of the second is the result of the first, and if the ints before those of
@@ -446,6 +459,9 @@ struct OpDef {
   // Returns the op's trait if it is a T. Returns null if the op has another trait or none.
   template <class T> constexpr const T* as() const { return std::get_if<T>(&trait); }
   template <class T> constexpr bool is() const { return as<T>() != nullptr; }
+  // True if the results depend on the order in which elements are numbered: random numbers, and indices into a table,
+  // belong to the elements in the order of the dimensions.
+  constexpr bool numbers_elements() const { return is<trait::Pick>() || random_state() >= 0; }
   constexpr bool is_additive() const { return is<trait::Fold>() && as<trait::Fold>()->additive; }
   constexpr bool fills_zeros() const { return is<trait::Fill>() && as<trait::Fill>()->zeros; }
   // Returns the number of the input that is a random state, or -1 if there is none.

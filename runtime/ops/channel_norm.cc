@@ -388,7 +388,7 @@ Tensor group_norm(TensorArg x, int64_t groups, TensorArg weight, TensorArg bias,
   require_defined("group_norm", x);
   Tensor out[3];
   call(kGroupNorm, {x, weight, bias}, {.ints = {groups}, .floats = {eps}}, out);
-  return lies_channels_last(x.tensor) ? with_dense_strides(out[0], channels_last_strides(x.tensor.sizes())) : out[0];
+  return lies_channels_last(x.tensor) ? with_strides(out[0], channels_last_strides(x.tensor.sizes())) : out[0];
 }
 
 constexpr OpList kChannelNormOps = {&kBatchNorm, &kBatchNormGrad, &kGroupNorm, &kGroupNormGrad, &kScaleShift};

@@ -8,25 +8,6 @@
 
 namespace rondo {
 
-bool is_channels_last(const Dims& sizes, const Dims& strides) {
-  if (sizes.rank() != 4 || strides[1] == 0) return false;
-  int64_t least = 0;
-  for (int d : {1, 3, 2, 0}) {
-    if (sizes[d] == 0 || strides[d] < least) return false;
-    // If C, H and W are 1 and have equal strides, both layouts fit. As in PyTorch, this counts as the usual layout.
-    if (d == 0 && least == strides[1]) return false;
-    least = strides[d] * std::max<int64_t>(sizes[d], 1);
-  }
-  return true;
-}
-Dims channels_last_strides(const Dims& s) {
-  const Dims dense = contiguous_strides({s[0], s[2], s[3], s[1]});
-  return {dense[0], dense[3], dense[1], dense[2]};
-}
-
-bool lies_channels_last(const Tensor& x) {
-  return x.rank() == 4 && !x.is_contiguous() && is_channels_last(x.sizes(), x.strides());
-}
 Tensor channels_to_back(const TensorArg& x) { return ops::permute(x, {0, 2, 3, 1}); }
 Tensor channels_to_front(const TensorArg& x) { return ops::permute(x, {0, 3, 1, 2}); }
 
@@ -35,17 +16,7 @@ Tensor result_to_front(const Tensor& result, std::source_location where) {
   return autograd::is_no_grad_view(front) ? front.detach() : front;
 }
 
-Tensor with_dense_strides(const Tensor& x, const Dims& strides) {
-  if (x.strides() == strides || x.numel() == 0) return x;
-  if (is_contiguous(x.sizes(), strides)) return x.contiguous();
-  return channels_to_front(channels_to_back(x).contiguous());
-}
-
 namespace {
-
-// True if the results of `op` depend on the order in which elements are numbered: random numbers, and indices into a
-// table, belong to the elements in the usual order (B, C, H, W).
-bool elements_have_an_order(const OpDef& op) { return op.is<trait::Pick>() || op.random_state() >= 0; }
 
 // Reduces (B, H, W, C), and lays out the results as those of (B, C, H, W).
 bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
@@ -86,7 +57,7 @@ void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Att
 bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs) {
   if (op.channels_last != nullptr) return op.channels_last(op, inputs, attrs, outputs), true;
-  if (op.kind == OpKind::kElementwise && !elements_have_an_order(op)) {
+  if (op.kind == OpKind::kElementwise && !op.numbers_elements()) {
     // An operand with more than 4 dimensions gives a result that is not an image.
     const bool images = std::all_of(inputs.begin(), inputs.end(), [](const TensorArg& input) {
       return input.tensor.defined() && input.tensor.rank() <= 4;
@@ -96,21 +67,6 @@ bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
   }
   return op.kind == OpKind::kReduction && inputs[0].tensor.rank() == 4 &&
          reduce_channels_last(op, inputs, attrs, outputs);
-}
-
-bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
-  // The op of trait Convert also makes clones, which are dense in the usual layout. Tensor::to() keeps the layout
-  // channels last without this function.
-  if (op.is<trait::Convert>() || elements_have_an_order(op)) return false;
-  const Tensor* first = nullptr;
-  Dims sizes;
-  for (const TensorArg& input : inputs) {
-    if (!input.tensor.defined() || input.tensor.rank() > 4 ||
-        !broadcast_shapes(Dims(sizes), input.tensor.sizes(), sizes))
-      return false;
-    if (first == nullptr || input.tensor.numel() > first->numel()) first = &input.tensor;
-  }
-  return first != nullptr && first->sizes() == sizes && lies_channels_last(*first);
 }
 
 void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,

@@ -216,7 +216,7 @@ constexpr OpDef kConv2d = {
             // execution has not saved the weight and does not know its layout. A region always has the weight, but must
             // give the same layout.
             const bool last = g.needs(0) && lies_channels_last(g.input(1));
-            g.set(1, last ? with_dense_strides(grad, channels_last_strides(w)) : grad);
+            g.set(1, last ? with_strides(grad, channels_last_strides(w)) : grad);
           }
           if (g.needs(2)) g.set(2, sum(g.grad_out(), {0, 2, 3}));
         },

@@ -233,8 +233,7 @@ Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
     const TapTensors taps(y, y.size(2 + d), size[d], how);
     y = select_slices({y, x.where}, 2 + d, taps.pixels(0));
   }
-  return lies_channels_last(x.tensor) ? with_dense_strides(y.contiguous(), channels_last_strides(y.sizes()))
-                                      : y.contiguous();
+  return lies_channels_last(x.tensor) ? with_strides(y.contiguous(), channels_last_strides(y.sizes())) : y.contiguous();
 }
 
 constexpr OpList kInterpolationOps = {&kInterpolate, &kInterpolateGrad};

@@ -213,7 +213,7 @@ Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size) {
   const amp::Autocast as_given(std::nullopt);
   const Tensor rows = matmul({x.tensor.to(wide), x.where}, transpose(means(in[3], size[1]), 0, 1));
   const Tensor y = matmul(means(in[2], size[0]), rows).to(x.tensor.dtype());
-  return lies_channels_last(x.tensor) ? with_dense_strides(y, channels_last_strides(y.sizes())) : y;
+  return lies_channels_last(x.tensor) ? with_strides(y, channels_last_strides(y.sizes())) : y;
 }
 
 constexpr OpList kPoolingOps = {&kMaxPool2d};

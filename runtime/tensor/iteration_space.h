@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "rondo/runtime/tensor/memory_order.h"
 #include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo {
@@ -36,6 +37,20 @@ template <int N> struct IterationSpace {
   // Makes the space of operands that broadcast to `shape`.
   IterationSpace(const Dims& shape, const std::array<const Tensor*, N>& operands)
       : IterationSpace(shape, broadcast(shape, operands)) {}
+  // As above, but with the dimensions in the order in which operand 0, which has this shape, lies in memory.
+  static IterationSpace in_memory_order(const std::array<const Tensor*, N>& operands) {
+    const Tensor& first = *operands[0];
+    const std::array<Dims, N> full = broadcast(first.sizes(), operands);
+    if (first.is_contiguous()) return {first.sizes(), full};
+    Dims shape;
+    std::array<Dims, N> strides;
+    for (const int64_t dim : memory_order(first.sizes(), first.strides())) {
+      const int d = static_cast<int>(dim);
+      shape.push_back(first.sizes()[d]);
+      for (int k = 0; k < N; ++k) strides[k].push_back(full[k][d]);
+    }
+    return {shape, strides};
+  }
 
  private:
   static std::array<Dims, N> broadcast(const Dims& shape, const std::array<const Tensor*, N>& operands) {

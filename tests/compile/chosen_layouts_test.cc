@@ -157,7 +157,7 @@ TEST_F(ChosenLayouts, AConvolutionMakesTheLayoutThatItsCallNames) {
        {Case{&ops::kConv2d, x, weight, conv.attrs()}, Case{&ops::kConv2dGradInput, grad, weight, conv.attrs({5, 4})}})
     for (const bool last_operands : {false, true}) {
       const auto lie = [&](const Tensor& t) {
-        return last_operands ? with_dense_strides(t, channels_last_strides(t.sizes())) : t;
+        return last_operands ? with_strides(t, channels_last_strides(t.sizes())) : t;
       };
       const Tensor a = lie(c.a), b = lie(c.b), usual = call(*c.op, {c.a, c.b}, c.attrs);
       for (const auto layout : {ops::ResultLayout::kUsual, ops::ResultLayout::kChannelsLast}) {
@@ -180,7 +180,7 @@ TEST_F(ChosenLayouts, OtherRunsOfTheSameRegion) {
     const Tensor input = x.detach().requires_grad_();
     net.zero_grad();
     const Tensor y = net(input), g = Tensor::full(y.sizes(), 0.3, {y.dtype()}) * x;
-    y.backward(with_dense_strides(g, channels_last_strides(y.sizes())));
+    y.backward(with_strides(g, channels_last_strides(y.sizes())));
     net(input).sum().backward();  // onto what is there
     all.tensors.push_back(input.grad());
     for (const auto& [name, parameter] : net.named_parameters()) all.tensors.push_back(parameter.grad().clone());

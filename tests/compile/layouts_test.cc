@@ -2,6 +2,8 @@
 // dimensions and transposed operands, compiled as eager, without a library call.
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/cpu/schedule.h"
 #include "rondo/compile/codegen/loop_text.h"
@@ -327,6 +329,88 @@ TEST_F(Layouts, GradientsOfChannelsLastImages) {
   for (const ProgramExplanation& program : e.regions.at(0).entries.at(0).programs)
     for (const LaunchExplanation& launch : program.launches)
       EXPECT_EQ(launch.code.find(absl::StrCat("col*", kPixels)), std::string::npos) << launch.code;
+}
+
+// Returns a number from 0 to n - 1.
+int64_t below(int64_t n, std::mt19937_64& random) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
+// Returns a tensor in one of three layouts. Its numbers are small multiples of 1/8, zeros among them, so that gradients
+// are often 0 or -0.
+Tensor in_some_layout(const Dims& sizes, std::mt19937_64& random) {
+  Tensor t = Tensor::empty(sizes);
+  for (int64_t i = 0; i < t.numel(); ++i) t.mutable_data<float>()[i] = static_cast<float>(below(33, random) - 16) / 8;
+  if (sizes.rank() != 4 || below(4, random) == 0) return t;
+  if (below(4, random) == 0) return t.permute({2, 3, 0, 1}).contiguous().permute({2, 3, 0, 1}).detach();
+  return channels_last(t).detach();
+}
+// Returns sizes that broadcast to `image`.
+Dims sizes_below(const Dims& image, std::mt19937_64& random) {
+  Dims sizes = image;
+  for (int d = 0; d < 4; ++d)
+    if (below(5, random) == 0) sizes[d] = 1;
+  while (below(8, random) == 0 && !sizes.empty()) sizes.erase(0);
+  return sizes;
+}
+
+// Elementwise programs on images of mixed layouts, with writes in place: compiled as eager, bit for bit, and each
+// result has the strides that it has in eager execution.
+TEST_F(Layouts, RandomProgramsOnImages) {
+  using Program = Tensor (*)(const Tensor& a, const Tensor& b, const Tensor& c);
+  constexpr Program kPrograms[] = {
+      [](const Tensor& a, const Tensor& b, const Tensor& c) { return ops::relu(a + b) * c; },
+      [](const Tensor& a, const Tensor& b, const Tensor& c) { return a / (ops::abs(b) + 0.5) - c; },
+      [](const Tensor& a, const Tensor& b, const Tensor& c) { return ops::where(ops::greater(a, 0.1), b, c); },
+      [](const Tensor& a, const Tensor& b, const Tensor& c) { return (a.to(kBF16) * b.to(kBF16)).to(kF32) + c; },
+      [](const Tensor& a, const Tensor& b, const Tensor& c) { return ops::square((a * b + c).reshape({-1})); },
+      [](const Tensor& a, const Tensor& b, const Tensor& c) {
+        const Tensor y = ops::relu(a * b + c);
+        return y.rank() == 4 ? ops::silu(y.permute({0, 2, 3, 1})) : y;
+      },
+      [](const Tensor& a, const Tensor& b, const Tensor& c) {
+        Tensor y = a * 2.0 + b * 0.0 + c * 0.0;
+        y.add_(b);
+        return y * c;
+      },
+      [](const Tensor& a, const Tensor& b, const Tensor& c) {
+        Tensor y = ops::relu(a) + b * 0.0 + c * 0.0;
+        if (y.rank() > 0) y.select(0, 0).mul_(1.5);
+        return y + c;
+      },
+  };
+  std::mt19937_64 random(5);
+  int kept = 0;
+  for (int round = 0; round < 160; ++round) {
+    SCOPED_TRACE(round);
+    const Program program = kPrograms[below(std::ssize(kPrograms), random)];
+    const Dims image = {1 + below(3, random), 1 + below(7, random), 1 + below(6, random), 1 + below(40, random)};
+    Tensor operands[3];
+    for (Tensor& operand : operands) operand = in_some_layout(sizes_below(image, random), random);
+    const bool wanted[] = {below(3, random) > 0, below(3, random) > 0, true};
+    Tensor seed;
+    const auto run = [&](auto& fn) {
+      std::vector<Tensor> leaves, results;
+      for (int i = 0; i < 3; ++i) leaves.emplace_back(operands[i].detach().requires_grad_(wanted[i]));
+      const Tensor y = fn(leaves[0], leaves[1], leaves[2]);
+      if (!seed.defined()) seed = in_some_layout(y.sizes(), random);
+      y.backward(seed);
+      results.push_back(y);
+      for (const Tensor& leaf : leaves) results.push_back(leaf.grad());
+      return results;
+    };
+    const std::vector<Tensor> eager = run(program);
+    auto compiled = compile(program, {.exact = true});
+    const std::vector<Tensor> got = run(compiled);
+    for (size_t i = 0; i < eager.size(); ++i) {
+      ASSERT_EQ(got[i].defined(), eager[i].defined());
+      if (!eager[i].defined()) continue;
+      EXPECT_TRUE(test::same_bits(got[i], eager[i])) << i;
+      EXPECT_EQ(got[i].is_contiguous(), eager[i].is_contiguous()) << i;
+      if (!eager[i].is_contiguous()) {
+        EXPECT_EQ(got[i].strides(), eager[i].strides()) << i;
+      }
+    }
+    kept += !eager[0].is_contiguous();
+  }
+  EXPECT_GT(kept, 20);
 }
 
 }  // namespace

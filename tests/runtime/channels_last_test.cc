@@ -2,7 +2,9 @@
 // the usual layout.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
+#include <utility>
 
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/channels_last.h"
@@ -141,6 +143,32 @@ TEST(ChannelsLast, Writes) {
   leaf.requires_grad_();
   ops::sum(leaf * leaf).backward();
   EXPECT_TRUE(same_bits(leaf.grad(), no_grad([&] { return leaf * 2.0; })));
+}
+
+// A write to a part of a result has the same gradients in both layouts.
+TEST(ChannelsLast, WritesToParts) {
+  const Tensor usual = uniform({2, 6, 4, 5}, -1, 1, 1), scale = uniform({4, 5}, -1, 1, 2);
+  const auto gradients = [&](const Tensor& image) {
+    Tensor x = image.detach().requires_grad_(), w = scale.detach().requires_grad_();
+    const Tensor y = x * 3.0;
+    EXPECT_EQ(is_last(y), is_last(image));
+    y.select(1, 2).mul_(w);
+    const Tensor whole = y.permute({3, 2, 1, 0});
+    y.slice(2, {1, 3}).add_(w.slice(0, {0, 2}));
+    ops::sum(whole * whole).backward();
+    return std::pair(x.grad(), w.grad());
+  };
+  const auto want = gradients(usual), got = gradients(last(usual));
+  EXPECT_TRUE(test::is_close(got.first, want.first, {.absolute = 1e-13}));
+  EXPECT_TRUE(test::is_close(got.second, want.second, {.absolute = 1e-13}));
+  // The base is no elementwise op's result.
+  const Tensor kernel = uniform({6, 6, 1, 1}, -1, 1, 3).requires_grad_();
+  const auto of_convolution = [&](const Tensor& image) {
+    const Tensor y = ops::conv2d(image, kernel, {});
+    y.select(0, 1).mul_(2.0);
+    return autograd::grad(std::array{ops::sum(y * y)}, std::array{kernel})[0];
+  };
+  EXPECT_TRUE(test::is_close(of_convolution(last(usual)), of_convolution(usual), {.absolute = 1e-12}));
 }
 
 TEST(ChannelsLast, AConvolutionsWeightHasItsGradientInItsLayout) {
