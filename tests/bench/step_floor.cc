@@ -22,10 +22,9 @@ using compile::Graph, compile::GraphNode, compile::Value, compile::ValueId;
 
 // Leaves out writes in place, of running statistics and counters: no product reads them.
 class StepTrace final : public compile::Trace {
- public:
-  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+  void append(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
-    if (!in_place) Trace::record(op, inputs, attrs, outputs, in_place, where);
+    if (!in_place) Trace::append(op, inputs, attrs, outputs, in_place, where);
   }
 };
 
