@@ -145,9 +145,9 @@ TEST(KnownRecording, HandlesServeAgainIfNobodyHoldsThem) {
 
 // As a region records writes.
 struct WritesTrace final : FollowingTrace {
-  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+  void append(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
-    if (!in_place) return FollowingTrace::record(op, inputs, attrs, outputs, in_place, where);
+    if (!in_place) return FollowingTrace::append(op, inputs, attrs, outputs, in_place, where);
     if (append_known_write(op, inputs, attrs, where)) return;
     stop_following();
     EXPECT_EQ(record_write(op, inputs, attrs, outputs[0], where), nullptr);
