@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -120,13 +121,15 @@ bool plugin_exists() {
 
 struct Loaded {
   const JitPlugin* plugin = nullptr;
-  std::string error;
+  std::string error = {};
+  // Never closed: the dynamic linker knows the library by the name of this descriptor, which no other file may get.
+  std::optional<io::TrustedFile> file = {};
 };
 
 // Checks the file at `path`, then loads it. The file that is checked is the file that is loaded: Note [Trusted paths]
 // in trusted_file.h.
 Loaded load_checked(const std::string& path) {
-  const auto refuse = [](std::string reason) { return Loaded{nullptr, std::move(reason)}; };
+  const auto refuse = [](std::string reason) { return Loaded{.error = std::move(reason)}; };
   absl::StatusOr<io::TrustedFile> file = io::TrustedFile::open(path);
   if (!file.ok()) return refuse(std::string(file.status().message()));
   const absl::StatusOr<std::string> bytes = file->read();
@@ -142,10 +145,8 @@ Loaded load_checked(const std::string& path) {
     dlclose(library);
     return refuse("it belongs to another build of Rondo");
   }
-  // Never closed: the dynamic linker knows the library by the name of this descriptor, which no other file may get.
-  static const io::TrustedFile* const kept [[maybe_unused]] = new io::TrustedFile(*std::move(file));
   Compiling::watch(*open());
-  return {open(), ""};
+  return {.plugin = open(), .file = *std::move(file)};
 }
 
 Loaded load_plugin() {
