@@ -138,7 +138,11 @@ class ViewOfBaseNode final : public Node {
 // values, all other elements of the gradient go to the old base.
 class OverwriteNode final : public Node {
  public:
-  OverwriteNode(ViewGeometry geometry, Edge base, Edge written) : geometry_(geometry) {
+  // `in_memory_order`: that of the base's AutogradMeta. A recording holds such a base as a view of its memory (Note
+  // [Recorded in memory order] in compile/capture/trace.h). There the gradient of the old base is a sum with zeros,
+  // which turns -0 into 0.
+  OverwriteNode(ViewGeometry geometry, Edge base, Edge written, bool in_memory_order)
+      : geometry_(geometry), in_memory_order_(in_memory_order) {
     edges.push_back(std::move(base));
     edges.push_back(std::move(written));
   }
@@ -151,11 +155,13 @@ class OverwriteNode final : public Node {
     grads_in[1] = geometry_.look(grad).clone();
     if (!edges[0].node) return;
     geometry_.look(grad).fill_(0);
+    if (in_memory_order_) grad.add_(0.0);
     grads_in[0] = std::move(grad);
   }
 
  private:
   ViewGeometry geometry_;
+  bool in_memory_order_;
 };
 
 constexpr const char* kStaleNoGradView =
@@ -206,17 +212,20 @@ void put_history_of_write(Tensor& target, std::shared_ptr<Node> node) {
   AutogradMeta& meta = meta_of(target);
   if (!meta.base.defined()) {
     if (!meta.in_memory_order || !target.requires_grad()) return put_history(target, std::move(node), 0);
-    // A recording holds this tensor as a view of its memory in memory order (compile/capture/trace.h). So that compiled
-    // and eager gradients have the same bits, the write has the history of a write through a view that shows all of its
-    // base: the old values get a gradient of zeros, and a sum with zeros turns -0 into 0.
+    // So that compiled and eager gradients have the same bits, the write has the history of a write through a view that
+    // shows all of its base: the old values also get a gradient of zeros.
     const Edge old = gradient_edge(target);
-    return put_history(
-        target, std::make_shared<OverwriteNode>(ViewGeometry::of(target, target), old, Edge{std::move(node), 0}), 0);
+    return put_history(target,
+                       std::make_shared<OverwriteNode>(ViewGeometry::of(target, target), old, Edge{std::move(node), 0},
+                                                       /*in_memory_order=*/true),
+                       0);
   }
   const ViewGeometry geometry = ViewGeometry::of(target, meta.base);
   Tensor root = meta.base;
   const Edge old_base = root.requires_grad() ? gradient_edge(root) : Edge{};
-  put_history(root, std::make_shared<OverwriteNode>(geometry, old_base, Edge{std::move(node), 0}), 0);
+  put_history(
+      root,
+      std::make_shared<OverwriteNode>(geometry, old_base, Edge{std::move(node), 0}, meta_of(root).in_memory_order), 0);
   put_history(target, std::make_shared<ViewOfBaseNode>(geometry, gradient_edge(root)), 0);
   meta.view_version = target.version();
 }

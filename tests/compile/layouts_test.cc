@@ -373,7 +373,12 @@ TEST_F(Layouts, RandomProgramsOnImages) {
       [](const Tensor& a, const Tensor& b, const Tensor& c) {
         Tensor y = ops::relu(a) + b * 0.0 + c * 0.0;
         if (y.rank() > 0) y.select(0, 0).mul_(1.5);
-        return y + c;
+        return y * c;
+      },
+      [](const Tensor& a, const Tensor& b, const Tensor& c) {
+        Tensor y = a * b + c;
+        if (y.rank() > 0) y.slice(0, {0, 1}).fill_(3.0);
+        return y * c;
       },
   };
   std::mt19937_64 random(5);
