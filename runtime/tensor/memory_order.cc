@@ -23,10 +23,6 @@ Dims channels_last_strides(const Dims& s) {
   return {dense[0], dense[3], dense[1], dense[2]};
 }
 
-bool lies_channels_last(const Tensor& x) {
-  return x.rank() == 4 && !x.is_contiguous() && is_channels_last(x.sizes(), x.strides());
-}
-
 Dims memory_order(const Dims& sizes, const Dims& strides) {
   Dims order;
   for (int d = 0; d < sizes.rank(); ++d) order.push_back(d);

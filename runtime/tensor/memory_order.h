@@ -13,7 +13,9 @@ bool is_channels_last(const Dims& sizes, const Dims& strides);
 // Returns the strides of a dense tensor (B, C, H, W) that is channels last.
 Dims channels_last_strides(const Dims& sizes);
 // True for a tensor (B, C, H, W) that is channels last and not dense in the usual layout.
-bool lies_channels_last(const Tensor& x);
+inline bool lies_channels_last(const Tensor& x) {
+  return x.rank() == 4 && !x.is_contiguous() && is_channels_last(x.sizes(), x.strides());
+}
 
 // Returns the dimensions from the one with the largest stride to the one with the smallest: the order in which a loop
 // walks through memory. A permute with this order makes a dense tensor contiguous.
