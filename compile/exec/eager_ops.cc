@@ -6,11 +6,11 @@
 #include "rondo/compile/capture/recording_key.h"
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/transform/retrace.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/recent_cache.h"
 #include "rondo/runtime/dispatch/op_compiler.h"
 #include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/ops/channels_last.h"
 
 namespace rondo::compile {
 namespace {
@@ -65,6 +65,9 @@ class EagerOps final : public OpCompiler {
     const bool in_parts = op.lower == nullptr;
     if (in_parts && (!op.fuse_parts || op.kind == OpKind::kContraction || op.overwrites >= 0)) return false;
     Graph graph = graph_of(op, inputs, attrs, outputs.size(), where);
+    if (const Value& result = graph.value(graph.outputs[0]);
+        op.kind == OpKind::kElementwise && !is_contiguous(result.sizes, result.strides))
+      return run_in_memory_order(op, inputs, attrs, outputs, where);
     const Device device = inputs[0]->device();
     const std::shared_ptr<const Program> program = program_for(graph, device, in_parts);
     if (program == nullptr) return false;
@@ -85,6 +88,16 @@ class EagerOps final : public OpCompiler {
   }
 
  private:
+  // As Note [Recorded in memory order] in capture/trace.h: kernels compute results in the order of their dimensions.
+  static bool run_in_memory_order(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                  std::span<Tensor> outputs, std::source_location where) {
+    const NoGrad off;
+    const RecorderScope eager(nullptr);
+    std::vector<TensorArg> args;
+    for (const Tensor* input : inputs) args.emplace_back(*input, where);
+    call_channels_last(op, args, attrs, outputs);
+    return true;
+  }
   struct Entry {
     std::shared_ptr<const Program> program;  // null: the output is empty, or the plan has a library call
   };
@@ -99,13 +112,9 @@ class EagerOps final : public OpCompiler {
     ++(entry->program == nullptr ? report_.refused : report_.calls);
     return entry->program;
   }
-  std::shared_ptr<const Entry> compile(Graph graph, Device device, bool in_parts) {
+  std::shared_ptr<const Entry> compile(const Graph& graph, Device device, bool in_parts) {
     std::shared_ptr<const Program> program;
     if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
-      // Note [Recorded in memory order] in capture/trace.h.
-      const Value& result = graph.value(graph.outputs[0]);
-      if (!is_contiguous(result.sizes, result.strides))
-        graph = retrace(graph, [](size_t, const Symbols&, std::span<Tensor>) { return false; });
       // Compiles in exact mode, which rounds as eager kernels do. A single kernel is compiled for all sizes. The parts
       // of a decomposition are compiled for constant sizes: fused, they read a row only once if its length is known.
       program = Program::compile(graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever},

@@ -336,8 +336,9 @@ int64_t below(int64_t n, std::mt19937_64& random) { return static_cast<int64_t>(
 // Returns a tensor in one of three layouts. Its numbers are small multiples of 1/8, zeros among them, so that gradients
 // are often 0 or -0.
 Tensor in_some_layout(const Dims& sizes, std::mt19937_64& random) {
-  Tensor t = Tensor::empty(sizes);
+  Tensor t = Tensor::empty(sizes, {kF32, kCPU});
   for (int64_t i = 0; i < t.numel(); ++i) t.mutable_data<float>()[i] = static_cast<float>(below(33, random) - 16) / 8;
+  t = t.to(default_device());
   if (sizes.rank() != 4 || below(4, random) == 0) return t;
   if (below(4, random) == 0) return t.permute({2, 3, 0, 1}).contiguous().permute({2, 3, 0, 1}).detach();
   return channels_last(t).detach();
