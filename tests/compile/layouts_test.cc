@@ -384,7 +384,8 @@ TEST_F(Layouts, RandomProgramsOnImages) {
   };
   std::mt19937_64 random(5);
   int kept = 0;
-  for (int round = 0; round < 160; ++round) {
+  const int rounds = default_device() == kCPU ? 160 : 60;  // the fake of CUDA needs a second for each new kernel
+  for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE(round);
     const Program program = kPrograms[below(std::ssize(kPrograms), random)];
     const Dims image = {1 + below(3, random), 1 + below(7, random), 1 + below(6, random), 1 + below(40, random)};
@@ -416,7 +417,7 @@ TEST_F(Layouts, RandomProgramsOnImages) {
     }
     kept += !eager[0].is_contiguous();
   }
-  EXPECT_GT(kept, 20);
+  EXPECT_GT(kept, rounds / 8);
 }
 
 }  // namespace
