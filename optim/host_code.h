@@ -1,6 +1,5 @@
 // Enqueues host code on a device's stream. No other file in optim/ does this. Devices whose kernels are generated run
 // no host code: for them every pass is a launch of generated code.
-// none: there every pass is a launch of generated code.
 #pragma once
 
 #include <utility>

@@ -82,7 +82,6 @@ struct StepOptions {
   bool check_finite = false;
   // If true, the gradients are zeros after the step, even if the step is skipped. A run with checkpoints should drop
   // them instead, by Optimizer::zero_grad() (runtime/checkpoint/checkpoint.h says why).
-  // Optimizer::zero_grad() (runtime/checkpoint/checkpoint.h says why).
   bool zero_grad = false;
   // A step in which no parameter has a gradient is an error, because it usually means a forgotten backward(). With
   // true, such a step does nothing.

@@ -21,7 +21,7 @@ struct StepUpdate {
   ParamSlot* slot;
   void* param = nullptr;
   const void* grad = nullptr;
-  Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
+  Tensor dense_grad;              // a contiguous copy, if the gradient is not contiguous, or other parameters share it
   Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
   size_t row = 0;                 // index of its scalars in StepLaunches::values_
   size_t sums = 0, sum_rows = 0;  // index of the first in StepLaunches::sums_, and the number of rows for each sum

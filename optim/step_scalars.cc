@@ -66,7 +66,6 @@ void StepLaunches::upload_scalars(const absl::InlinedVector<ScalarRule, 2>& rule
 
 // Queues the programs that count the step. They run even if the step is skipped, because the two places of a count swap
 // in any case. In a skipped step, the new value is the old one.
-// one.
 void StepLaunches::queue_counts() {
   const compile::Condition always{row(rows_.size()), 1};
   const std::shared_ptr<Foreach> counting = scalar_pass(device_, count_step());

@@ -28,7 +28,7 @@ struct RunResult {
 // happens twice.
 RunResult run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs);
 
-// Runs a recording op by op, for which there is no compiled program. Writes in place as run() does.
+// Runs a recording op by op, without a compiled program. Writes in place as run() does.
 RunResult run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs);
 
 }  // namespace rondo::compile

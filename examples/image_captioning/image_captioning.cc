@@ -301,7 +301,6 @@ class Captioner : optim::Callback {
 
   // Writes held_out.tsv (the correct captions, and those that the model wrote), and an image in pictures/ (some
   // held-out pictures, in rows of three).
-  // of three).
   void show(int64_t step, int64_t num_beams, const std::vector<std::pair<int64_t, std::string>>& shown) const {
     std::string lines;
     std::vector<Tensor> pictures;
