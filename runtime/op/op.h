@@ -216,8 +216,8 @@ class InferContext {
 
   std::span<const TensorMeta> outputs() const { return {outputs_.data(), n_outputs_}; }
 
-  // Call this before `infer` for a call in place. Its result is contiguous: a recorder makes it a value of its own, and
-  // eager execution writes it into the operand, whatever the operand's strides.
+  // For a call in place, call this before `infer`. The inferred result is then contiguous. A recorder records the
+  // result as a new value with these strides. Eager execution does not use them: it writes into operand 0.
   void set_in_place() { in_place_ = true; }
 
  private:

@@ -26,7 +26,7 @@ Dims channels_last_strides(const Dims& s) {
 Dims memory_order(const Dims& sizes, const Dims& strides) {
   Dims order;
   for (int d = 0; d < sizes.rank(); ++d) order.push_back(d);
-  // Of dimensions with equal strides, those of size 1 come last.
+  // The largest stride comes first. If strides are equal, a dimension of size 1 comes after the others.
   const auto key = [&](int64_t dim) {
     const int d = static_cast<int>(dim);
     return std::tuple(-std::abs(strides[d]), sizes[d] == 1, d);
