@@ -84,6 +84,9 @@ template <Start kStart, int M, int N, class E, bool kRowsAdjacent, class A = Com
       if constexpr (kStart == Start::kScale) sum[i][j] *= load(factors + j * kWidth<A>);
     }
   }
+  // Unrolled, because counting and branching take 3 of 23 micro-operations per k. Measured on Zen 3, where another
+  // process runs on the core's second hardware thread: 1.11 times as fast; on a quiet core equally fast.
+#pragma GCC unroll 4
   for (int64_t k = 0; k < depth; ++k) {
     typename Factors<E>::Type row[N];
 #pragma GCC unroll 4

@@ -19,8 +19,6 @@ template <class A> class Scratch {
     if (block.size() < lines) block = std::vector<Line>(lines);
     next_ = block.data();
   }
-  // True if the memory keeps its values until the thread creates another Scratch<A>: it is the thread's reused block.
-  bool lasts() const { return own_.empty(); }
   // Returns memory for `count` elements, aligned to a cache line. Its values are unspecified.
   template <class E = A> E* take(int64_t count) {
     static_assert(sizeof(E) == sizeof(A));

@@ -51,7 +51,8 @@ Tensor run(const MatmulCall& call, const Matrix& a, const Matrix& b, const Tenso
   return c;
 }
 
-// Depths around a block's 256, sizes around a tile's 240 and 512, rows and columns around those of a micro-kernel.
+// Depths around a block's 256, sizes around a tile's 120 and 512 and a strip's 1,200, rows and columns around those of
+// a micro-kernel. Where n is a multiple of all vectors' widths, sums are kept in C.
 TEST_F(TiledProduct, IsTheSum) {
   for (const auto& [batch, m, n, k] : std::vector<std::array<int64_t, 4>>{{1, 1, 1, 1},
                                                                           {1, 5, 3, 7},
@@ -65,7 +66,10 @@ TEST_F(TiledProduct, IsTheSum) {
                                                                           {1, 20, 40, 5000},
                                                                           {3, 8, 16, 2},
                                                                           {2, 10, 24, 9},
-                                                                          {2, 9, 200, 513}})
+                                                                          {2, 9, 200, 513},
+                                                                          {1, 1300, 30, 300},
+                                                                          {1, 1250, 528, 300},
+                                                                          {2, 12, 6160, 300}})
     for (const bool a_by_rows : {true, false})
       for (const bool b_by_rows : {true, false}) {
         SCOPED_TRACE(std::to_string(m) + " " + std::to_string(n) + " " + std::to_string(k));
@@ -84,8 +88,8 @@ TEST_F(TiledProduct, IsTheSum) {
 
 // 16-bit numbers are widened where they are packed, and a sum is rounded once, after the epilogues, or not at all.
 TEST_F(TiledProduct, OfSixteenBitsIsTheRoundedProductOfTheirValues) {
-  const int64_t m = 70, n = 133, k = 300;
-  for (const DType dtype : {kBF16, kF16})
+  const int64_t m = 70, k = 300;
+  for (const auto& [dtype, n] : std::vector<std::pair<DType, int64_t>>{{kBF16, 133}, {kF16, 133}, {kBF16, 144}})
     for (const bool a_by_rows : {true, false})
       for (const bool b_by_rows : {true, false}) {
         SCOPED_TRACE(std::string(name_of(dtype)) + (a_by_rows ? " n" : " t") + (b_by_rows ? "n" : "t"));
@@ -116,24 +120,26 @@ TEST_F(TiledProduct, OfSixteenBitsIsTheRoundedProductOfTheirValues) {
 
 // As ops that follow the product, to the bit: exact mode counts on it.
 TEST_F(TiledProduct, EpiloguesRoundAsOpsDo) {
-  const int64_t m = 70, n = 133, k = 300;
-  const Matrix a = matrix(1, m, k, true), b = matrix(1, k, n, false);
-  const Tensor bias = Tensor::randn({n}), added = Tensor::randn({m, n}), before = Tensor::randn({m, n});
-  MatmulCall call(kF32, m, n, k, a.strides, b.strides, {n, 1});
-  const Tensor sum = run(call, a, b, bias, added, before);
-  call.bias = true;
-  EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), sum + bias));
-  call.epilogues = {Epilogue::kAdd, Epilogue::kAdd};
-  call.in_place = {false, true};
-  EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), ((sum + bias) + added) + before));
-  call.bias = false;
-  call.in_place = {true, false};
-  EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), (sum + before) + added));
-  for (const auto& [epilogue, kind] : std::vector<std::pair<Epilogue, ops::GeluKind>>{
-           {Epilogue::kGelu, ops::GeluKind::kErf}, {Epilogue::kGeluTanh, ops::GeluKind::kTanh}}) {
-    call.epilogues = {epilogue};
-    call.in_place = {};
-    EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), ops::gelu(sum, kind)));
+  for (const int64_t n : {133, 144}) {
+    const int64_t m = 70, k = 300;
+    const Matrix a = matrix(1, m, k, true), b = matrix(1, k, n, false);
+    const Tensor bias = Tensor::randn({n}), added = Tensor::randn({m, n}), before = Tensor::randn({m, n});
+    MatmulCall call(kF32, m, n, k, a.strides, b.strides, {n, 1});
+    const Tensor sum = run(call, a, b, bias, added, before);
+    call.bias = true;
+    EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), sum + bias));
+    call.epilogues = {Epilogue::kAdd, Epilogue::kAdd};
+    call.in_place = {false, true};
+    EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), ((sum + bias) + added) + before));
+    call.bias = false;
+    call.in_place = {true, false};
+    EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), (sum + before) + added));
+    for (const auto& [epilogue, kind] : std::vector<std::pair<Epilogue, ops::GeluKind>>{
+             {Epilogue::kGelu, ops::GeluKind::kErf}, {Epilogue::kGeluTanh, ops::GeluKind::kTanh}}) {
+      call.epilogues = {epilogue};
+      call.in_place = {};
+      EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), ops::gelu(sum, kind)));
+    }
   }
 }
 
@@ -157,8 +163,7 @@ TEST_F(TiledProduct, BitsDependOnTheRowAndTheColumnAlone) {
   set_num_threads(before);
 }
 
-// A thread keeps the columns that it has packed. The last ones of one matrix, fewer than a tile has, and the first ones
-// of the next may begin at one address.
+// The last columns of one matrix, fewer than a tile has, and the first ones of the next begin at one address.
 TEST_F(TiledProduct, MatricesThatOverlapAreNotTakenForEachOther) {
   const int64_t batch = 3, m = 20, n = 600, k = 70, apart = 304, line = batch * apart + n;
   const int before = num_threads();
