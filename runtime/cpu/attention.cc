@@ -23,8 +23,8 @@
 namespace rondo::cpu {
 namespace {
 
-// Returns the number of tasks per piece of a parallel_for: 2^20 FLOPs, about 5 us, so that waking a thread is
-// worthwhile.
+// Returns how many tasks make a piece of a parallel_for. A piece has at least about 2^20 FLOPs (5 us), so that waking a
+// thread is worthwhile.
 int64_t grain_of(double flops_per_task) { return static_cast<int64_t>(0x1p20 / std::max(1.0, flops_per_task)) + 1; }
 
 // Returns the number of operand elements that hold a depth of `n` numbers.
@@ -153,8 +153,8 @@ template <class T> struct ForwardTask {
 
 // ---- Backward
 
-// Backward for one share of a pair of batch row and key-value head. A share is some of the query tiles of the query
-// heads that use this key-value head.
+// Computes one share of the backward of a pair (batch row, key-value head). A share is some of the query tiles of the
+// query heads that use this key-value head.
 template <class T> struct BackwardTask {
   using A = Compute<T>;
   using O = TileOperands<T>;
@@ -170,8 +170,8 @@ template <class T> struct BackwardTask {
   const HeadsView<T>& grad_q;
   A* all_grad_scores;  // [B, H, Tq, Tk], or null
 
-  // Adds share `share` of `shares` to grad_k / scale and grad_v, dense [Tk, D padded], and writes the share's rows of
-  // grad_q.
+  // Adds the sums of share `share` of `shares` to grad_k_sum and grad_v_sum, which are dense [Tk, d_padded] and lack
+  // the factors scale and dropout_factor(). Writes the share's rows of grad_q.
   void run(int64_t pair, int64_t share, int64_t shares, A* grad_k_sum, A* grad_v_sum) {
     const int64_t batch = pair / shape.kv_heads, kv_head = pair % shape.kv_heads;
     constexpr int64_t kScores = kKeyTile * kQueryTile;
@@ -253,9 +253,9 @@ template <class T> struct BackwardTask {
     }
   }
 
-  // rescale = 1 / sum_j exp2(score_j - shift) for rows with a large shift, 1 for other rows. Up to rounding the sum is
-  // 1, but not if the shift is so large that rounding loses log2 of the sum: for example, in a row that is masked
-  // entirely by the lowest finite number, where log2(keys) is too small to change the logsumexp.
+  // rescale = 1 / sum_j exp2(score_j - shift) for rows with a large shift, 1 for other rows. The sum is 1 up to
+  // rounding, unless the shift is so large that its rounding loses log2 of the sum. Example: if a row is masked
+  // entirely by the lowest finite number, log2(keys) is too small to change the logsumexp.
   void load_rescale(int64_t batch, int64_t head, int64_t query_begin, int64_t queries, int64_t key_end,
                     const KeyRange& range) {
     constexpr A kLargest = 256;  // In f32 a shift of 256 has an error of 2^-16: a relative error of 1e-5 in weights.
@@ -281,8 +281,9 @@ template <class T> struct BackwardTask {
       if (is_large(shift[i])) rescale[i] = 1 / sums[i];
   }
 
-  // Computes delta for a vector of rows at a time. Its sums are in the order of Note [Row order]
-  // (ops/reduction_order.h): after a transposition, the tree of lanes needs only vertical additions.
+  // Computes delta for a vector of rows at a time. The sums are in the order of Note [Row order]
+  // (ops/reduction_order.h). The products are transposed first, so that the tree of lanes needs only vertical
+  // additions.
   void load_delta(const T* grad_tile, const T* out_tile, int64_t queries) {
     constexpr int kN = kWidth<A>;
     static_assert(kLanes % kN == 0);
@@ -307,7 +308,8 @@ template <class T> struct BackwardTask {
   // Returns the panel of probabilities at column `i`. Its number of keys may be 0 or negative.
   Panel<A> panel_at(int64_t query_begin, int64_t i, int64_t valid, int64_t key, int64_t keys) const {
     const int64_t query = query_begin + i;
-    // Rounds the number of keys up to whole blocks of rows, because accumulate() reads blocks that cross the diagonal.
+    // Rounds the number of keys up to whole blocks of kTileRows, because accumulate() reads blocks that cross the
+    // diagonal.
     if (shape.causal) keys = std::min(keys, round_up(query + valid - key, kTileRows));
     return {probabilities + i, kQueryTile, valid > kWidth<A> ? 2 : 1, query, valid, key, keys};
   }
@@ -387,7 +389,7 @@ template <class T> struct BackwardTask {
   }
 
   // grad_v += P^T grad_out, grad_k += dS^T q, grad_q += dS k for a tile of queries and keys. With a causal mask, the
-  // sums of a block of rows skip what is masked for the whole block.
+  // products of a block of rows skip the queries or keys that are masked for the whole block.
   void accumulate(int64_t query_begin, int64_t queries, int64_t key, int64_t keys, A* grad_k_tile, A* grad_v_tile) {
     for (int64_t j = 0; j < keys; j += kTileRows) {
       const int64_t rows = std::min<int64_t>(kTileRows, keys - j);

@@ -1,5 +1,5 @@
-// Scaled dot-product attention on CPU, forward and backward, tiled: no [Tq, Tk] matrix is ever stored. These functions
-// take raw pointers and strides; the op that calls them checks the shapes.
+// Scaled dot-product attention on CPU, forward and backward, tiled: no [Tq, Tk] matrix is stored, unless the caller
+// asks for grad_scores. These functions take raw pointers and strides; the op that calls them checks the shapes.
 //
 //   out[i] = sum_j softmax_j(scale * q[i] . k[j] + mask[i, j]) v[j]
 //
@@ -8,7 +8,7 @@
 //
 // Element types: double, float, BFloat16, Float16. Arithmetic and all sums are f64 for double, else f32.
 // Determinism: the shape alone fixes the order of each sum; results do not depend on the number of threads.
-// Thread safety: the functions use only the caller's memory. Inputs and outputs must not overlap.
+// Thread safety: calls share no memory except the arrays of their callers. Inputs and outputs must not overlap.
 //
 //   attention_forward<float>(shape, q, k, v, {}, out, logsumexp);
 #pragma once

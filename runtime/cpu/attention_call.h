@@ -36,10 +36,11 @@ struct AttentionShape {
   AttentionDropout dropout = {};
 };
 
-// An optional mask, broadcast over [B, H, Tq, Tk] by strides of 0. It is `allowed`, `bias`, or `first_key` with or
-// without `end_key`. It composes with `causal`. Tiles of keys that `first_key` and `end_key` mask for all queries of a
-// tile are skipped; `allowed` and `bias` skip no tiles. A key that is masked for a query gets probability 0; a query
-// without any key gets output 0 and gradient 0. Masked keys are still multiplied by 0, so their k and v must be finite.
+// An optional mask, broadcast over [B, H, Tq, Tk] by strides of 0. At most one of `allowed`, `bias` and `first_key` is
+// set, and `end_key` only together with `first_key`. The mask may be combined with `causal`. Tiles of keys that
+// `first_key` and `end_key` mask for all queries of a tile are skipped; `allowed` and `bias` skip no tiles. A key that
+// is masked for a query gets probability 0; a query without any key gets output 0 and gradient 0. Masked keys are still
+// multiplied by 0, so their k and v must be finite.
 template <class T> struct AttentionMask {
   const bool* allowed = nullptr;       // True: the query may attend to the key.
   const T* bias = nullptr;             // Added to the scaled score; -inf masks the key.

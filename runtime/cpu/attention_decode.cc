@@ -12,9 +12,8 @@
 namespace rondo::cpu {
 namespace {
 
-// These numbers determine the order of sums.
-constexpr int64_t kChunk = 256;  // keys per task
-constexpr int64_t kTile = 32;    // keys whose rows stay in the L1 cache from one query head to the next
+constexpr int64_t kChunk = 256;  // keys per task; determines the order of sums
+constexpr int64_t kTile = 32;    // keys whose rows stay in the L1 cache while all query heads of a group read them
 
 template <class A> A sum_lanes(const A* values) {
   A lanes[kLanes];
@@ -108,7 +107,8 @@ template <class T> class Decode {
   bool allowed(int64_t batch, int64_t head, int64_t key) const {
     return mask_.allowed[batch * mask_.strides[0] + head * mask_.strides[1] + key * mask_.strides[3]];
   }
-  // Returns the first key, clamped to [0, keys]: a mask may contain any number, and differences with it could overflow.
+  // Returns the first key, clamped to [0, keys]. A mask may contain any number, so subtracting a number that is not
+  // clamped could overflow.
   int64_t first_key(int64_t batch, int64_t head) const {
     return std::clamp<int64_t>(mask_.first_key[offset_of(batch, head)], 0, keys_);
   }
@@ -146,9 +146,9 @@ template <class T> class Decode {
             load(from + c, std::clamp<int64_t>(shape_.head_dim - c, 0, kN)) * static_cast<A>(shape_.scale * kLog2E));
   }
 
-  // Returns the dot products of a query with kN adjacent keys, of which `valid` exist; the other lanes are -inf. Each
-  // sum is in the order of Note [Row order] (ops/reduction_order.h). After a transposition, the tree of lanes is
-  // computed by vertical additions.
+  // Returns the dot products of a query with kN adjacent keys. Only the first `valid` keys exist; the lanes of the
+  // others are -inf. Each sum is in the order of Note [Row order] (ops/reduction_order.h). The products are transposed
+  // first, so that the tree of lanes needs only vertical additions.
   Vector<A> products(const T* keys, int64_t valid, const A* query) const {
     const int64_t d = shape_.head_dim;
     Vector<A> lanes[kLanes];
@@ -228,7 +228,7 @@ template <class T> class Decode {
   const HeadsView<const T> q_, k_, v_;
   const AttentionMask<T>& mask_;
   const int64_t group_ = shape_.heads / shape_.kv_heads;
-  // With a causal mask, aligned at the top left, the only query attends to the first key only.
+  // A causal mask is aligned at the top left, so the single query then attends only to the first key.
   const int64_t keys_ = shape_.causal ? std::min<int64_t>(1, shape_.keys) : shape_.keys;
   const int64_t chunks_ = std::max<int64_t>(1, (keys_ + kChunk - 1) / kChunk);
   const int64_t d_padded_ = round_up(shape_.head_dim, kLanes);
@@ -238,7 +238,7 @@ template <class T> class Decode {
 
 namespace {
 
-// Returns the shape without keys that are after `end_key` of all rows, so that no tasks are made for them.
+// Returns the shape without the keys from the largest `end_key` of all rows on, so that no tasks are made for them.
 template <class T> AttentionShape without_unused_keys(AttentionShape shape, const AttentionMask<T>& mask) {
   if (mask.end_key == nullptr) return shape;
   int64_t end = 0;

@@ -12,10 +12,9 @@ namespace rondo::cpu {
 template <class T, bool kPairs = std::is_same_v<T, BFloat16>&& kMultipliesPairs> struct TileOperands {
   using A = Compute<T>;
   using Element = A;
-  // How many numbers along the depth one element holds.
+  // The number of numbers in one element. They are adjacent along the depth, the dimension that a product sums over.
   static constexpr int64_t kDepth = 1;
-  // How a product of scores starts. q is multiplied by the scores' factor when it is packed, so the product applies
-  // none.
+  // How a product of scores starts. The product applies no factor, because q is multiplied by it when q is packed.
   static constexpr Start kScores = Start::kZero;
   // Rows of the compute type are read in place; others are packed to rows of `stride_of(cols)` elements.
   static constexpr bool kDirect = std::is_same_v<T, A>;
@@ -120,8 +119,8 @@ template <> struct TileOperands<BFloat16, true> {
     std::memcpy(&pairs, p, static_cast<size_t>(std::min<int64_t>(n, 2 * kWidth<A>)) * sizeof(T));
     return pairs;
   }
-  // Calls visit(j, i, both) with rows j and j + 1 (0 after the last row) from column i on, rounded to bf16; row j is in
-  // the low half.
+  // Calls visit(j, i, both) for each vector of columns, which begins at column i, of each pair of rows. `both`: row j
+  // in the low half and row j + 1 in the high half (0 after the last row), rounded to bf16.
   template <class Visit>
   static void for_row_pairs(const A* weights, int64_t stride, int64_t keys, int vectors, Visit visit) {
     for (int64_t j = 0; j < keys; j += 2)

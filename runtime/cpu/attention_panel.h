@@ -119,8 +119,8 @@ template <class A> void apply_causal(const Panel<A>& panel) {
 
 // Calls visit(j, i, kept) for each row j of a panel and each vector i of its queries: `kept` is the mask of the weights
 // that dropout keeps. Each query has one counter of the random generator for four keys, so a vector of counters gives
-// the random words for four rows of S^T. Both vectors of a panel are drawn together: the instructions of one fill the
-// latencies of the other.
+// the random words for four rows of S^T. Both vectors of a panel are drawn together, so that the processor works on one
+// while the other waits for results.
 template <int N, class A, class Visit>
 [[gnu::always_inline]] inline void for_kept(const AttentionShape& shape, int64_t batch, int64_t head,
                                             const Panel<A>& panel, Visit visit) {

@@ -1,5 +1,6 @@
 // Errors for indices out of range. A kernel neither reads nor writes at a bad index. The error depends only on the
-// index, its position and the call, so it is the same for any number of threads, whether it is found at once or late.
+// index, its position and the call, so it is the same for any number of threads, and for kernels that check before they
+// run or while they run.
 #pragma once
 
 #include <mutex>
@@ -19,8 +20,8 @@ struct Indices {
   const int64_t* data;
   const Dims &sizes, &strides;
 };
-// Throws Error for the first index, in row-major order, that is not in [0, size). `at_position`: the message gives its
-// position in that order.
+// Throws Error for the first index, in row-major order, that is not in [0, size). `at_position`: the message also gives
+// the index's position in that order.
 void require_in_range(const char* op, const Indices& indices, int64_t size, bool at_position,
                       std::source_location where);
 // Throws the same error for indices that are known to contain a bad one.

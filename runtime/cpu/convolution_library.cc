@@ -26,7 +26,7 @@ dnnl::memory::data_type library_float(DType dtype) {
 }
 
 // Returns the layout of activations (images, channels, rows, columns). If `last`, it is channels last. If not, it is
-// the usual layout: that of a part of the images of `whole`, or dense if `whole` is null.
+// the usual layout (B, C, H, W), with the strides of the images of `whole`, or dense if `whole` is null.
 Desc activations(const ConvolutionCall& part, bool input, bool last, const ConvolutionCall* whole) {
   const int64_t c = input ? part.channels : part.outputs;
   const auto& size = input ? part.input : part.output;
@@ -86,7 +86,7 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
 // - 1x1 in f32, (256, 56, 56) to 128 channels, one thread of Zen 4, version 2.6: 82 and 115 GFLOP/s.
 // - 1x1 in f32 on an Intel processor with AMX, versions 2.6 and 3.7: about the same time. The newer kernel takes 0.87
 //   to 1.2 of the older one's time, but 0.56 for 2048 to 512 channels of 7 x 7.
-// With few pixels, the time to pack the weight matters. 3x3, 512 to 512 channels:
+// With few pixels, the time to pack the weight matters. Measured for 3x3, 512 to 512 channels:
 // - Version 2.6, Zen 4, packing alone: 1.0 and 0.6 ms in f32, 2.5 and 0.4 ms in bf16.
 // - Version 3.7, Intel, 7 x 7 pixels, packing and forward: 1.01 and 0.86 ms in bf16, 2.48 and 2.44 ms in f32.
 // - The same for the gradient of the input, for which only version 3 has a newer kernel: in f32 4.0 and 2.4 ms (with
@@ -176,14 +176,14 @@ class LibraryConvolution::Step {
 // Converts the activations of a piece between the usual layout and channels last.
 class LibraryConvolution::Conversion {
  public:
-  // `usual`: the layout of the piece in the caller's images. `reads`: converts from the usual layout, else to it.
+  // `usual`: the layout of the piece in the caller's images. `reads`: true converts from `usual` to `last`, false back.
   Conversion(const Desc& usual, const Desc& last, bool reads) : reads_(reads) {
     const BlockedLayout layout = *blocked_layout(usual);
     images_ = layout.sizes[0], channels_ = layout.sizes[1], pixels_ = layout.sizes[2] * layout.sizes[3];
     image_ = layout.strides[0], step_ = layout.strides[1];
     is_half_ = type_of(usual) == dnnl::memory::data_type::bf16;
-    // The library converts 16-bit numbers line by line. This is faster than Rondo's tiles, unless lines are a large
-    // power of two apart: such lines share few sets of the caches.
+    // The library converts 16-bit numbers line by line. This is faster than Rondo's tiles, unless lines are a multiple
+    // of 2 KiB apart: such lines share few sets of the caches.
     if (is_half_ && channels_ * 2 % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
   }
   void run(std::byte* usual, std::byte* last) const {
@@ -381,7 +381,7 @@ bool LibraryConvolution::add_slices(int64_t slices) {
   part.outputs /= slices;
   const Primitive* const primitive = primitive_of(part);
   if (primitive == nullptr) return false;
-  // If blocks of outputs follow each other in memory, the slices together form one weight in blocks.
+  // If blocks of outputs are adjacent in memory, the slices together form one weight in blocks.
   blocks_ = blocks_of(part, primitive->weight());
   const int64_t row = part.taps();
   if (!blocks_ || blocks_->output_step != row * kWeightBlock) return false;
@@ -397,8 +397,8 @@ bool LibraryConvolution::add_slices(int64_t slices) {
 // Adds a piece: rows of one image, or several whole images.
 bool LibraryConvolution::add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image) {
   if (part.input[0] < 1 || part.output[0] < 1 || part.padding_before[0] < 0) return false;
-  // The library computes the number of output rows from the input rows and the padding. So at the end of the input,
-  // fewer rows than the stride may be unused.
+  // The library computes the number of output rows from the input rows and the padding. So the unused rows at the end
+  // of the input must be fewer than the stride.
   const int64_t end = (part.output[0] - 1) * part.stride[0] + part.reach(0) - part.padding_before[0];
   if (part.input[0] - end >= part.stride[0]) return false;
   const Primitive* const primitive = primitive_of(part);
@@ -428,7 +428,7 @@ bool LibraryConvolution::prepare(const Cut& cut) {
       int64_t in = 0, in_end = call_.input[0], out = 0, out_end = call_.output[0];
       const int64_t begin = rows * band / cut.bands, end = rows * (band + 1) / cut.bands;
       if (cut.bands > 1 && by_input) {
-        // The band's output rows: those whose kernels read one of its input rows.
+        // The output rows that read at least one of the band's input rows.
         in = begin, in_end = end;
         out = std::clamp<int64_t>((begin + padding_before - reach + stride) / stride, 0, call_.output[0]);
         out_end = std::clamp<int64_t>((end - 1 + padding_before) / stride + 1, 0, call_.output[0]);
@@ -562,8 +562,8 @@ std::shared_ptr<const LibraryConvolution> LibraryConvolution::get(const Convolut
     Cut cut = cut_of(call, /*may_slice=*/true);
     bool done = prepare(cut);
     if (!done && cut.slices > 1) done = prepare(cut = cut_of(call, false));
-    // The library may refuse bands, or the smaller piece of the last images. Then tries one whole image per piece, and
-    // after that all images in one piece.
+    // The library may refuse bands, or the smaller piece of the last images. Instead of bands, whole images are tried
+    // as pieces, and as a last resort all images in one piece.
     if (!done && cut.bands > 1) done = prepare({1, 1});
     if (!done) done = prepare({call.batch, 1});
     if (!done) {

@@ -1,7 +1,8 @@
 // A convolution in f32 or bf16 that oneDNN computes, prepared except for the addresses of its operands. Thread safe.
 //
-// Internally activations are always channels last, the library's fast layout. An operand in the usual layout is
-// converted piece by piece, by the thread that uses it. So the result does not depend on the layouts, bit for bit.
+// Internally activations are always channels last, the library's fast layout. An operand in the usual layout (B, C, H,
+// W) is converted piece by piece, by the thread that uses it. So the result does not depend on the layouts, bit for
+// bit.
 //
 // Note [Pieces]. The work is cut into images, or, if there are few images, into bands of rows of an image. Each piece
 // is one primitive that runs on one thread (onednn.h), and the pieces run in the pool. The gradient of the weight is a
@@ -21,7 +22,7 @@ namespace rondo::cpu {
 
 class LibraryConvolution {
  public:
-  // Returns null if the library has no primitive for this call, or only its reference one, which is slower than
+  // Returns null if the library has no primitive for this call, or only its reference primitive, which is slower than
   // convolution_patches.h. Making a LibraryConvolution takes a millisecond or more, so all threads share a cache of the
   // 256 most recent ones.
   static std::shared_ptr<const LibraryConvolution> get(const ConvolutionCall& call);

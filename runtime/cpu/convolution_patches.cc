@@ -82,8 +82,8 @@ template <class T> class Patches {
       for (int64_t group = 0; group < call_.groups; ++group) fn(row, std::min(band_, call_.output[0] - row), group);
   }
 
-  // If kGathers is true, copies the input pixels that some output rows read to `patch`, with zeros for pixels outside
-  // of the image. If it is false, adds `patch` back to these input pixels.
+  // If kGathers is true, copies to `patch` the input pixels that output rows [row, row + rows) read, with zeros for
+  // pixels outside of the image. If it is false, adds `patch` back to these input pixels.
   template <bool kGathers> void copy_patches(int64_t image, int64_t row, int64_t rows, int64_t group, T* patch) const {
     for (int64_t y = row; y < row + rows; ++y)
       for (int64_t x = 0; x < call_.output[1]; ++x)

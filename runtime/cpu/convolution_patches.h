@@ -1,5 +1,6 @@
 // A convolution as matrix products (matmul.h), also known as im2col: the input pixels for each output pixel are copied
-// into a row of a matrix, for a band of output rows at a time. For f64, and for f32 that oneDNN does not support.
+// into a row of a matrix, for a band of output rows at a time. Used for f64, and for f32 convolutions that oneDNN does
+// not support.
 #pragma once
 
 #include "rondo/runtime/cpu/convolution_call.h"

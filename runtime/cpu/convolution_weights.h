@@ -1,6 +1,7 @@
 // Converts the weight of a convolution between the caller's layout and blocks of 16 x 16 channels, which oneDNN's
-// kernels read and write in f32. oneDNN's own reorders took a quarter of a training step with small images: 7 GB/s read
-// and written per thread, measured on Zen 4 for the gradients of ResNet-50's weights. This code reaches 20 to 30 GB/s.
+// kernels read and write in f32. oneDNN's own reorders took a quarter of a training step with small images: they read
+// and write 7 GB/s per thread, measured on Zen 4 for the gradients of ResNet-50's weights. This code reaches 20 to 30
+// GB/s.
 #pragma once
 
 #include <cstdint>

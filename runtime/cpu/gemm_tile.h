@@ -60,7 +60,7 @@ template <> struct Factors<BFloat16Pair> {
 #endif
 
 // The left operand: element (i, k) is at data[i * row_stride + k * depth_stride]. With kRowsAdjacent the row stride is
-// 1, else the depth stride is 1. It is a template parameter so that broadcasts get immediate offsets.
+// 1, else the depth stride is 1. kRowsAdjacent is a template parameter so that broadcasts get immediate offsets.
 template <class E, bool kRowsAdjacent> struct LeftOperand {
   const E* data;
   int64_t stride;

@@ -27,7 +27,7 @@ Dims strides_within(const Tensor& t, const Dims& sizes) {
 int dim_of(const KernelContext& context) { return static_cast<int>(context.attrs.ints[0]); }
 int64_t length_of(const Dims& sizes, int dim) { return sizes.empty() ? 1 : sizes[dim]; }
 
-// Calls fn(T{}) with an unsigned integer of the dtype's width. For kernels that only copy elements.
+// Calls fn(T{}) with an unsigned integer of the dtype's width. Used by kernels that only copy elements.
 template <class Fn> void for_width(DType dtype, Fn fn) {
   switch (size_of(dtype)) {
     case 1: return fn(uint8_t{});

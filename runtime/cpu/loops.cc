@@ -46,7 +46,7 @@ template <class Word> void transpose_square(const Word* from, int64_t step, Word
 }
 
 // Transposes a tile. from: rows are adjacent, columns are `step` elements apart. to: dense [rows, columns]. It works in
-// squares, whose cache lines fit into the L1 cache even if they are far apart.
+// squares: their cache lines fit into the L1 cache even if they are far apart.
 template <class Word> void transpose_tile(const Word* from, int64_t step, Word* to, int64_t rows, int64_t columns) {
   int64_t c = 0;
   for (; c + kSquare <= columns; c += kSquare) {

@@ -119,7 +119,7 @@ namespace {
 // Note [Chunks of logits]. Rows go through the head (the linear layer and the loss) in chunks. A chunk computes its
 // logits, their losses, the gradient of the logits in the same memory, and from this its contributions to dx, dweight
 // and dbias. So memory for logits is needed only for one chunk, not for all N rows of V logits. The chunks'
-// contributions are added in order; the chunk of a row depends only on sizes.
+// contributions are added in order; which rows form a chunk depends only on sizes.
 class Head {
  public:
   // The operands x, weight, bias and target are the inputs from `first` on.
@@ -201,7 +201,7 @@ class Head {
     if (loss != nullptr) reduce_losses(options_, target_, losses, *loss);
   }
 
-  // Sets `out` to the product of the operands, converted to its dtype.
+  // Sets `out` to the product of the operands, converted to the dtype of `out`.
   void product(KernelFn kernel, std::initializer_list<const Tensor*> operands, Tensor& out) const {
     const std::span<const Tensor* const> inputs(operands.begin(), operands.size());
     const DType given = inputs[0]->dtype();

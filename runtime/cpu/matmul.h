@@ -1,5 +1,5 @@
-// Matrix products on CPU. All contractions go through here: eager kernels and compiled executables run the same
-// products, so they agree bit for bit.
+// Matrix products on CPU. Used for matmul, linear and convolutions in patches. Eager kernels and compiled executables
+// run the same products, so they agree bit for bit.
 #pragma once
 
 #include "rondo/runtime/ops/matmul_call.h"

@@ -17,7 +17,7 @@ namespace rondo::cpu {
 template <int kLanes> struct PhiloxLanes {
   typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
   typedef uint64_t Counters __attribute__((vector_size(8 * kLanes)));
-  // The number of 64-bit lanes in one vector: at most those of the host's vector.
+  // The number of 64-bit lanes in one vector: at most as many as the host's vectors have.
   static constexpr int kWide = kLanes < kVectorBytes / 8 ? kLanes : kVectorBytes / 8;
   static constexpr int kParts = kLanes / kWide;
   typedef uint64_t Wide __attribute__((vector_size(8 * kWide)));

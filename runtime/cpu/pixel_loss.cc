@@ -1,5 +1,5 @@
 // Cross-entropy of pixels whose logits are interpolated from a smaller image. The large logits are never stored: they
-// are computed in tiles of one row of pixels, all classes of a tile at a time. Every loop runs along the row.
+// are computed in tiles of one row of pixels, all classes of a tile at a time. Every inner loop runs along the row.
 #include <algorithm>
 #include <vector>
 
@@ -74,7 +74,7 @@ template <class T> class PixelTile {
   // Computes the logits of the pixels in row y, by class.
   C* at_row(int64_t y) {
     const C below = grid_.rows.weight[y], above = C(1) - below;
-    if (below == C(0)) {  // without `lower_`, which may be infinite: 0 times infinity is NaN
+    if (below == C(0)) {  // skips `lower_`, which may be infinite: 0 times infinity is NaN
       std::copy(upper_.begin(), upper_.end(), values_.begin());
       return values_.data();
     }

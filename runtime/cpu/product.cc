@@ -164,7 +164,7 @@ std::unique_ptr<Product::Primitive::Arguments> Product::Primitive::lease() const
     }
   }
   auto arguments = std::make_unique<Arguments>();
-  arguments->bound.reserve(5 + kMaxEpilogues);  // `list` points into it
+  arguments->bound.reserve(5 + kMaxEpilogues);  // at most this many elements; `list` has their handles
   arguments->add(DNNL_ARG_SRC, a_);
   arguments->add(DNNL_ARG_WEIGHTS, b_);
   arguments->add(DNNL_ARG_DST, c_);
@@ -210,9 +210,9 @@ struct Product::Grid {
 
 namespace {
 
-// True if rows of B are a large power of two apart. Then each column of B maps to few sets of the caches, so a slice
-// should read few columns. Measured on Zen 5 in f32, time with columns cut in two relative to rows cut in two:
-// (256 x 3072)(3072 x 768) 0.73, (2048 x 768)(768 x 3072) 0.79.
+// True if rows of B are a multiple of a large power of two apart. Then each column of B maps to few sets of the caches,
+// so a slice should read few columns. Measured on Zen 5 in f32, time with columns cut in two relative to rows cut in
+// two: (256 x 3072)(3072 x 768) 0.73, (2048 x 768)(768 x 3072) 0.79.
 bool columns_conflict(const MatmulCall& call) {
   constexpr int64_t kPage = 4096, kOwnCache = 4 << 20;
   if (call.dtype != kF32 || call.b.column != 1) return false;
@@ -226,13 +226,14 @@ int64_t parts(int64_t size, int64_t least, int64_t most) {
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(size / least, 1, most))));
 }
 
-// Returns the begin of part i of `count`, rounded down to a whole block of the library's kernels.
+// Returns where part i of `count` begins, rounded down to a whole block of the library's kernels.
 int64_t part_begin(int64_t size, int64_t count, int64_t i, int64_t block) {
   return i == count ? size : size * i / count / block * block;
 }
 
 // Note [Sums of vectors]. If oneDNN's gemv adds to C, its sums start from C. Its bits then differ from those of a
-// product followed by an addition, which exact mode needs and all other kernels give. So gemv adds a copy of C instead.
+// product followed by an addition. Exact mode needs the latter, and all other kernels give them. So gemv adds a copy of
+// C instead.
 bool sums_start_from_c(const MatmulCall& call) {
   return call.dtype == kF32 && (call.m == 1 || call.n == 1) &&
          std::find(call.in_place.begin(), call.in_place.end(), true) != call.in_place.end();
@@ -360,8 +361,9 @@ std::string library_kernel(memory::data_type type) {
 // Note [Whose product]. oneDNN runs products in bf16 and f32 if it has a vectorised kernel for them, as with AVX-512.
 // Without AVX-512, its versions 2 run f32 products in gemm, which does not pack the operands of a call with less than
 // about 320 rows. Rows that are a multiple of 4 KiB apart then share a few sets of the L1 cache. Also, cuts that do not
-// change gemm's bits leave threads without work. So Rondo's tiled product is used. Measured on 2 cores of a Zen 4 with
-// ONEDNN_MAX_CPU_ISA=AVX2, built for x86-64-v3, in GFLOP/s: uncut gemm on its own threads, then the tiled product:
+// change gemm's bits leave threads without work. So Rondo's tiled product runs f32 products without AVX-512. Measured
+// on 2 cores of a Zen 4 with ONEDNN_MAX_CPU_ISA=AVX2, built for x86-64-v3, in GFLOP/s: uncut gemm on its own threads,
+// then the tiled product:
 //   (32 x 256)(256 x 1024) nn 86, 153; nt 147, 141     (128 x 1024)(1024 x 1024) nn 92, 161; nt 165, 160
 //   (2048 x 1024)(1024 x 2048) nn 217, 211             (2048 x 3072)(3072 x 768) nn 209, 185
 // For a vector times a matrix, oneDNN's gemv reads the matrix once without packing: up to 5 times as fast as tiles.

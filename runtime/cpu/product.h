@@ -21,7 +21,7 @@ class Product {
   // REQUIRES: f32, bf16 or f16. Making a product with oneDNN for a new shape takes 160 us or more, so all threads share
   // a cache of the 1024 most recent ones. Variants are the same product with other slices, from which a tuner chooses:
   // 1 cuts rows, 2 cuts columns, 3 cuts nothing and runs on one thread. Returns null if there is no such variant, or if
-  // it has the slices of variant 0. Rondo's own kernels have no variants.
+  // a lower variant has the same slices. Rondo's own kernels have no variants.
   static std::shared_ptr<const Product> get(const MatmulCall& call, int variant = 0);
   // Empties the cache. Products in use live on.
   static void trim();
@@ -47,7 +47,7 @@ class Product {
   MatmulCall call_;
   bool adds_a_copy_ = false;  // Note [Sums of vectors]
   Own* own_ = nullptr;
-  std::vector<std::unique_ptr<const Primitive>> primitives_;  // one for each different shape of a slice: one to four
+  std::vector<std::unique_ptr<const Primitive>> primitives_;  // one for each different shape of a slice
   std::vector<Slice> slices_;
 };
 

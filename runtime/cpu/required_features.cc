@@ -1,4 +1,5 @@
-// Compiled like kernels, so the compiler's macros show the features that kernels need. This file contains no code.
+// This file is compiled like kernels, so the compiler's macros show the features that kernels need. It contains no
+// code.
 #include "rondo/runtime/base/cpu_features.h"
 
 namespace rondo {

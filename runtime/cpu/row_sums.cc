@@ -21,13 +21,13 @@ namespace {
 constexpr int64_t kBucketBytes = 1 << 16;      // bytes of a bucket's sums: about an L1 cache
 constexpr int64_t kMostBytes = 1 << 19;        // limit of larger buckets: half of a core's L2 cache
 constexpr int64_t kManyBuckets = 1 << 9;       // if there would be more buckets, they become larger
-constexpr int64_t kMostBuckets = 1 << 12;      // limit: their ends stay in the L1 cache while indices are distributed
+constexpr int64_t kMostBuckets = 1 << 12;      // limit: their write positions stay in the L1 cache in distribute()
 constexpr int64_t kPiece = 1 << 14;            // least number of indices for which waking a thread is worthwhile
 constexpr int64_t kBlock = 1 << 11;            // indices that are checked together and then counted
 constexpr int64_t kBytesAhead = 12 << 10;      // bytes of values that are prefetched ahead
 constexpr int64_t kMostAhead = 96;             // rows that are prefetched ahead, at most
 constexpr int64_t kLine = 64;                  // bytes of a cache line
-constexpr int64_t kMostPrefetched = 4 * 1024;  // bytes of a row; for longer rows the hardware prefetches
+constexpr int64_t kMostPrefetched = 4 * 1024;  // bytes of a row; longer rows are left to the hardware prefetcher
 
 // An index: its position in the list, and the row that it gives. Word is u32 if both fit, to reduce memory traffic.
 template <class Word> struct Entry { Word position, row; };

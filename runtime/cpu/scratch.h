@@ -32,7 +32,7 @@ template <class A> class Scratch {
     unsigned char bytes[64];
   };
   static constexpr int kMaxBuffers = 24;
-  std::vector<Line> own_;  // used while the thread ends, when its block is destroyed already
+  std::vector<Line> own_;  // used while the thread ends, after its block was destroyed
   Line* next_;
 };
 

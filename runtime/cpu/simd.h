@@ -74,7 +74,7 @@ template <class T> inline Vector<Compute<T>> load(const T* p) {
     __builtin_memcpy(&v, p, sizeof(v));
     return v;
   } else if constexpr (std::is_same_v<T, BFloat16>) {
-    // GCC 12 compiles the portable form to seven instructions.
+    // These ISAs use intrinsics, because GCC 12 compiles the portable form to seven instructions.
 #if defined(__AVX512F__)
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return (Vector<A>)_mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, half), 16);

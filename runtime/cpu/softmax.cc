@@ -28,8 +28,8 @@ template <bool kColumns> struct Lines {
     if constexpr (kColumns) reduce_columns<C>(length, width, kLeast, value, larger, to);
     else *to = max_row<C>(length, [&](int64_t k) { return value(k, 0); });
   }
-  // True if streaming stores are faster for a result of `bytes` bytes that is written in blocks of this size. `to`:
-  // where this block begins.
+  // True if streaming stores are faster for a result of `bytes` bytes that is written block by block. `to`: where the
+  // block of these lines begins.
   template <class T> bool streams(const T* to, int64_t bytes) const {
     const auto size = static_cast<int64_t>(sizeof(T));
     return kColumns && is_streamed(to, bytes, width * size) && is_streamed(to, bytes, step * size);

@@ -1,6 +1,6 @@
 // Variance, mean and standard deviation, with the same bits as their decompositions (ops/statistics.cc). After the mean
-// of a row or block of columns is known, the squares of the same elements are summed while the elements are still in a
-// cache. So x is read from memory only once.
+// of a row or block of columns is known, the squared deviations of the same elements are summed while the elements are
+// still in a cache. So x is read from memory only once.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -15,7 +15,7 @@
 namespace rondo::cpu {
 
 inline constexpr size_t kStreamLine = 64;  // bytes of a cache line
-// The size in bytes from which on a result is streamed: it would not stay in the caches until it is read.
+// Results of at least this many bytes are streamed: they would not stay in the caches until they are read.
 inline constexpr int64_t kLeastStreamed = 32 << 20;
 
 // True if streaming a result of `bytes`, written in pieces of `piece` bytes from `to` on, is faster. It is not if a

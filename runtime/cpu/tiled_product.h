@@ -1,6 +1,7 @@
-// Products of f32, bf16 and f16, computed in f32. Used if oneDNN has no kernel or a slower one: on processors without
-// AVX-512. On aarch64, oneDNN's portable kernel uses no vectors. Also, if that kernel adds a product to C, it rounds
-// differently than an addition after the product, and exact mode needs the rounding of the addition.
+// Products of f32, bf16 and f16, computed in f32. Used for f16, and for f32 and bf16 on processors without AVX-512,
+// where oneDNN has no kernel or a slower one. On aarch64, oneDNN's portable kernel uses no vectors. Also, if that
+// kernel adds a product to C, it rounds differently than an addition after the product, and exact mode needs the
+// rounding of the addition.
 #pragma once
 
 #include "rondo/runtime/ops/matmul_call.h"

@@ -1,10 +1,10 @@
-// any and all, for every dtype and layout. They copy nothing, and stop when the result is known. Their result does not
-// depend on the order of elements, so elements are read in the order of memory.
+// Kernels of the ops `any` and `all`, for every dtype and layout. They copy nothing, and stop when the result is known.
+// Their result does not depend on the order of elements, so elements are read in the order of memory.
 //
-// Note [Words of hits]: a hit is an element that decides the result: a true one for any, a false one for all. 64
-// adjacent elements in memory give 64 bits, a word of hits. For a line, its words are ORed. For columns of a matrix,
-// the words of its rows are ORed. A word that contains several short rows is split into them. Adjacent elements that do
-// not belong to a view are also read if their cache lines are needed anyway; their bits are masked.
+// Note [Words of hits]: a hit is an element that decides the result: a true element for `any`, a false element for
+// `all`. 64 adjacent elements in memory give 64 bits, a word of hits. For a line, its words are ORed. For columns of a
+// matrix, the words of its rows are ORed. A word that contains several short rows is split into them. Adjacent elements
+// that do not belong to a view are also read if their cache lines are needed anyway; their bits are masked.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -285,7 +285,7 @@ template <bool kAny, class Word> class Search {
     constexpr int64_t kWords = 64, kElements = 1 << 18;  // limits: words per row, elements per block
     const int inner = space_.sizes.rank() - 1;
     const int64_t cols = space_.sizes[inner], out_step = space_.strides[1][inner];
-    // Takes the dimension that counts the rows out of the outer dimensions.
+    // Removes the dimension that counts the rows from the outer dimensions.
     IterationSpace<2> outer = space_;
     int reduced = inner - 1;
     while (reduced >= 0 && outer.strides[1][reduced] != 0) --reduced;

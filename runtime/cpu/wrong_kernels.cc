@@ -15,7 +15,8 @@ bool is_amx(std::string_view kernel) { return kernel.find("amx") != kernel.npos;
 
 // ---- Convolutions: forward
 
-// True if the first outputs read only padding; last_is_empty(): if the last outputs do, as in an image's last band.
+// first_is_empty(): true if the first outputs read only padding. last_is_empty(): true if the last outputs do, as in an
+// image's last band.
 bool first_is_empty(const ConvolutionCall& call) {
   return call.padding_before[0] >= call.reach(0) || call.padding_before[1] >= call.reach(1);
 }
@@ -82,7 +83,8 @@ bool is_wrong_product_2(std::string_view kernel, const MatmulCall& call) {
 }
 // For oneDNN 3, f32 and bf16. brg_matmul with AVX-512 and AMX (AVX2 has no such kernel) is wrong for:
 // - one row of A whose numbers are not adjacent: it reads as if they were (21 of 4000 random products);
-// - one column of C whose numbers are not adjacent: it writes as if they were (37 of 4000 products into gaps);
+// - one column of C whose numbers are not adjacent: it writes as if they were (37 of 4000 products whose results have
+//   gaps);
 // - 3.12, a batch of products of depth 1: it reads the matrices as if they were adjacent in memory.
 // The library's gemm is used instead.
 bool is_wrong_product_3(std::string_view kernel, const MatmulCall& call) {
