@@ -50,15 +50,15 @@ Absent& absent() {
   return *absent;
 }
 
-// Streams, events and other handles are never dereferenced, so any address that is not null serves.
+// Streams, events and other handles are never dereferenced, so any address that is not null will do.
 template <class Handle> Handle handle() {
   static char any = 0;
   return reinterpret_cast<Handle>(&any);
 }
 void* pointer(DevicePtr address) { return reinterpret_cast<void*>(address); }
 
-// Returns the length of an image. A cubin ends with its last section, header or segment (the ELF format). PTX ends at
-// its zero.
+// Returns the length of an image. A cubin ends with its last section, header or segment (the ELF format). PTX is text
+// that ends with a zero byte.
 size_t bytes_of_image(const char* image) {
   if (std::memcmp(image,
                   "\x7f"

@@ -61,7 +61,7 @@ Allocator::~Allocator() {
 void* Allocator::allocate(size_t bytes) {
   const size_t size = block_bytes(bytes);
   if (size < bytes) throw OutOfMemoryError(absl::StrCat("out of memory: nothing has ", bytes, " bytes"));
-  device_.drop_finished();  // which may free blocks
+  device_.drop_finished();  // this may free blocks
   std::unique_lock lock(mutex_);
   void* data = nullptr;
   if (caching_) {

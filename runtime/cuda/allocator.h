@@ -82,7 +82,7 @@ class Allocator {
   bool add_segment(size_t size);  // takes memory from the driver; false: there is none, or the limit is reached
   bool add_segment_of(size_t bytes, bool small);
   void* take_uncached(size_t size);          // null: no memory, or the limit is reached
-  void release_free_segments(int64_t most);  // gives segments back until `most` bytes are cached. Waits for the device
+  void release_free_segments(int64_t most);  // waits for the device, and gives segments back until cached() <= most
   OutOfMemoryError describe_exhausted(const std::string& request) const;  // REQUIRES: mutex_ is held
   int64_t cached() const { return reserved_ - in_use_; }
 

@@ -19,9 +19,9 @@
 namespace rondo::cuda {
 namespace {
 
-// Arguments that the kernels take by value. MaskArgument: the keys that a query may attend to (kind: 0 none, 1 bool, 2
-// the first key, 3 added, 4 the first key and the end; then strides). HeadsArgument: the heads of an operand.
-// PlaceArgument: the heads of a result that lies in a larger array.
+// Arguments that the kernels take by value. MaskArgument: a mask and its strides; its kind is 0 none, 1 bool, 2 the
+// first key, 3 added, 4 the first key and the end. HeadsArgument: the heads of an operand. PlaceArgument: the heads of
+// a result that lies in a larger array.
 // clang-format off
 RONDO_TEXT_AND_CODE(kAttentionArguments,
 struct MaskArgument {

@@ -17,7 +17,8 @@
 //   kernels divide only if the call has an added mask. Without an added mask, a logsumexp is large only if the scores
 //   are large, and then weights in f32 have a relative error of 2^-24 times the logsumexp.
 // Heads of at most 128 elements use another method, without scores in memory (fused_attention.h). The functions below
-// choose between the two by AttentionCall alone. If a program asks for it, a plan of cuDNN runs (dnn_attention.h).
+// choose between the two by AttentionCall alone. If a program asks for cuDNN, a plan of cuDNN runs instead
+// (dnn_attention.h).
 //
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once

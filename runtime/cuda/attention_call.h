@@ -64,7 +64,7 @@ struct DropoutArgument {
 DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands);
 
 // Source text for both kinds of backward kernels. is_large(): true if |logsumexp| > 256. In f32, rounding can change
-// such a logsumexp by 2^-16 or more, and then the weights have this relative error. False for -inf, which is a row
+// such a logsumexp by 2^-16 or more, and then the weights have this relative error. False for -inf, which means a row
 // without a key.
 inline constexpr const char* kLargeLogsumexp = R"cuda(
 template <class C> RONDO_DEVICE bool is_large(C logsumexp) {

@@ -19,13 +19,14 @@ namespace {
 
 DevicePtr address(const void* data) { return reinterpret_cast<DevicePtr>(data); }
 
-// Holds a staging buffer, and gives it back: by give_when_passed(), or, after an error, at the end of the scope.
+// Holds a staging buffer, and gives it back: by give() or give_when_passed(), or, after an error, at the end of the
+// scope.
 class StagingScope {
  public:
   StagingScope(DeviceState& device, size_t bytes) : device_(device), buffer_(Staging::instance().take(device, bytes)) {}
   ~StagingScope() {
     if (buffer_.data == nullptr) return;
-    // After an error the copy may still run, so this waits for the current device and for `device_`.
+    // After an error the copy may still run, so the destructor waits for the current device and for `device_`.
     static_cast<void>(device_.driver().context_synchronize());
     try {
       const ContextScope scope(device_);
@@ -254,7 +255,7 @@ void deallocate_staging(int device, void* data, size_t) noexcept {
     const ContextScope scope(*state);
     static_cast<void>(state->driver().host_free(data));
   } catch (const Error&) {
-    // The device is lost: the process ends soon.
+    // The device is lost: the memory is not freed.
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace rondo::cuda {
 
-// What a kernel passes to rondo_report() (status.h): the device status, and the number of the call.
+// The arguments that a kernel passes on to rondo_report() (status.h): the device status, and the number of the call.
 struct IndexCheck {
   DevicePtr status;
   uint32_t call;

@@ -66,7 +66,7 @@ class DeviceContext {
     if (sync_) [[unlikely]]
       wait_for_launch(name, stream);
   }
-  // The host waits for what `stream` has enqueued so far.
+  // Waits until all work that is enqueued on `stream` so far has run.
   void wait(StreamPtr stream);
   void wait_all();  // waits for all streams
 
@@ -111,7 +111,7 @@ class DeviceContext {
   Calls calls_;
   std::atomic<const char*> last_{"the start"};
   std::atomic<bool> lost_{false}, failed_{false};
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::string lost_message_;
   std::exception_ptr kept_;
   std::list<Callback> pending_, finished_;

@@ -1,4 +1,5 @@
-// Kernels of conv2d and its gradients on CUDA: plans of cuDNN (dnn_plan.h), or the op's parts if there is no plan.
+// Kernels of conv2d and its gradients on CUDA: plans of cuDNN (dnn_plan.h), or the op's decomposition if there is no
+// plan.
 //
 // Note [Kept convolutions]. The plans of the most recent 256 convolutions are kept, over all threads and devices, by
 //   their parameters, because making a plan takes up to seconds. A convolution that no engine serves is kept, too, so

@@ -1,9 +1,9 @@
 // cuDNN as a table of functions, found and opened as the other libraries of CUDA are: Note [Finding CUDA] in driver.h.
-// Only its backend (graph) API is used: descriptors of every kind behind five functions. The declarations are those of
+// Only its backend (graph) API is used: six functions for descriptors of every kind. The declarations are those of
 // cuDNN 9; tests/cuda/headers_test.cc compares them with its headers.
 //
-// Note [Which cuDNN]. Plans are made from a description of a device. cuDNN takes such a description since 9.8, and
-// reads it back from text since 9.11. An older cuDNN is treated as missing.
+// Note [Which cuDNN]. Plans are made from a description of a device. cuDNN accepts such a description from version 9.8
+// on, and reads it back from text from 9.11 on. An older cuDNN is treated as missing.
 //
 // Thread safety: all functions here may be called from any thread.
 #pragma once

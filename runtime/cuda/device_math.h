@@ -1,4 +1,4 @@
-// Functions for kernels: scalar arithmetic on a CUDA device, bit for bit that of ops/scalar_math.h and dtype.h.
+// Functions for kernels: scalar arithmetic on a CUDA device, with the same bits as ops/scalar_math.h and dtype.h.
 // device_math() is source text, not a header: NVRTC or nvcc (in tests the host's compiler) compiles it in front of
 // kernels. Kernels that compile/ generates and those of this folder use the same text.
 #pragma once

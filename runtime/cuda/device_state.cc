@@ -17,7 +17,7 @@ namespace rondo::cuda {
 namespace {
 
 constexpr int kMostDevices = 64;
-// 12.0, the first driver that runs what NVRTC 12 compiles.
+// CUDA 12.0: the first driver that runs code from NVRTC 12.
 constexpr int kOldestDriver = 12000;
 
 // True in a child process made by fork(): it has a copy of this memory, but cannot use the devices.
@@ -43,7 +43,7 @@ DeviceState::DeviceState(const Driver& driver, int index, int ordinal)
     : DeviceContext(driver, index, ordinal), serial_(++serials), allocator_(std::make_unique<Allocator>(*this)) {}
 
 DeviceState::~DeviceState() {
-  if (lost()) return;  // all is gone with the context
+  if (lost()) return;  // everything is gone with the context
   try {
     const ContextScope scope(*this);
     static_cast<void>(driver().context_synchronize());

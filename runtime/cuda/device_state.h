@@ -1,5 +1,5 @@
-// One CUDA device as the runtime uses it: its context (context.h), and what is made in that context: the allocator,
-// pools of events, handles of libraries, modules. Also the list of all devices of the process.
+// One CUDA device as the runtime uses it: its context (context.h), and the objects that live in the context: the
+// allocator, pools of events, handles of libraries, modules. Also the list of all devices of the process.
 //
 // Thread safety: all functions may be called from any thread. Note [Locks and the driver] in context.h.
 #pragma once
@@ -35,8 +35,8 @@ class DeviceState final : public DeviceContext {
   // ---- Events
   Event take_event(bool timing);
   void give_event(Event event) noexcept;
-  // Makes the stream `later` wait for all that the stream `earlier` has enqueued so far. The streams may be of two
-  // devices.
+  // Makes the stream `later` wait for all work that is enqueued on the stream `earlier` so far. The streams may be of
+  // two devices.
   static void join(DeviceState& later_device, StreamPtr later, DeviceState& earlier_device, StreamPtr earlier);
 
   // ---- Handles of libraries
@@ -59,13 +59,13 @@ class DeviceState final : public DeviceContext {
 
   const uint64_t serial_;
   std::unique_ptr<Allocator> allocator_;
-  std::mutex mutex_;                      // guards what follows
+  std::mutex mutex_;                      // guards the next three members
   std::vector<EventPtr> free_events_[2];  // [with timing]
   std::vector<ModulePtr> modules_;
   std::vector<signed char> peers_;  // by the other device's index: 0 unknown, 1 direct access, -1 none
-  std::mutex lt_mutex_;             // guards lt_. Not mutex_: making a handle calls the driver
+  std::mutex lt_mutex_;             // guards lt_; mutex_ may not, because making a handle calls the driver
   LtHandle lt_ = nullptr;
-  std::mutex dnn_mutex_;  // guards what follows, and calls that use the handle
+  std::mutex dnn_mutex_;  // guards dnn_ and dnn_library_, and calls that use the handle
   DnnHandle dnn_ = nullptr;
   Cudnn dnn_library_;  // the library that made dnn_
 };
@@ -78,8 +78,8 @@ DeviceState& device_state(int index);
 // Returns the compute capability of a device: 90 is 9.0. Asks the driver, and makes no context: a process that only
 // compares devices then takes memory on none of them. Throws like device_state().
 int capability_of(int index);
-// Returns the facts on which times depend: "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0,
-// cuBLASLt 130100". Throws like device_state().
+// Returns the facts that measured times depend on: "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB,
+// driver 13.0, cuBLASLt 130100". Throws like device_state().
 std::string machine_of(int index);
 // Returns the device's UUID and PCI bus address. Asks the driver, and makes no context. Throws like device_state().
 DevicePlace place_of(int index);

@@ -124,8 +124,8 @@ DnnGraph attention_grad_graph(const DnnAttention& a) {
   const int less = s.binary(DnnPointwise::kSub, s.scaled(q, kt), logsumexp);
   const int weights = s.unary(DnnPointwise::kExp, s.masked(less));
 
-  // Adds result = S^T operand, where S^T, [B, H, Tk, Tq], is `scores` transposed, and `operand` is [B, H, Tq, D]. The
-  // products of the query heads of a group are added up.
+  // Adds the operation result = S^T operand. S^T, [B, H, Tk, Tq], is `scores` transposed; `operand` is [B, H, Tq, D].
+  // The products of the query heads of a group are added up.
   const auto of_keys = [&](int scores, int operand, int result) {
     const std::vector<int64_t> sizes = {c.batch, h, c.keys, t};
     const int transposed = graph.between(sizes, s.type());

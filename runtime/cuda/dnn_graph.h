@@ -1,8 +1,8 @@
-// DnnGraph: a computation for cuDNN as plain data: tensors and the operations between them. A graph's text names the
-// graph in caches; dnn_plan.h makes a plan of it.
+// DnnGraph: a computation for cuDNN as plain data: tensors and the operations between them. The text of a graph is its
+// key in caches; dnn_plan.h makes a plan of a graph.
 //
 //   DnnGraph graph = convolution_graph({...});
-//   const std::shared_ptr<const DnnPlan> plan = DnnPlan::get(device, graph);   // null: no engine serves it
+//   const std::shared_ptr<const DnnPlan> plan = DnnPlan::get(device, graph, "a convolution");   // see usable()
 //
 // Note [Addresses of a graph]. Tensors of kind kOperand have addresses: DnnPlan::enqueue() takes one for each, in the
 //   order in which the tensors were added. Intermediate values (kBetween) have no address. A scratch tensor (kScratch)
@@ -90,7 +90,7 @@ struct DnnConvolution {
   std::array<int64_t, 2> stride = {1, 1}, dilation = {1, 1}, before = {0, 0}, after = {0, 0};
 
   friend bool operator==(const DnnConvolution&, const DnnConvolution&) = default;
-  std::string describe() const;  // "conv2d of [8, 3, 32, 32] and [16, 3, 3, 3] in bf16"
+  std::string describe() const;  // "conv2d of [8, 3, 32, 32] with a weight [16, 3, 3, 3] in bf16"
 };
 // Returns the graph of a convolution. Its operands are, for kOutput: x, w, the bias if there is one, y; for kInput: dy,
 // w, dx; for kWeight: dy, x, dw.

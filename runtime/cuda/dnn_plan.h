@@ -5,12 +5,12 @@
 //   a device has no text for a graph yet, the process makes and reads one in the same two steps, so a shipped plan is
 //   the plan that the process would have made. cuDNN's documentation ("Deviceless Ahead-of-time Compilation") asks for
 //   the same properties in both steps. If a device refuses a text, a plan is made for this device.
-// Note [Engines]. The heuristic lists engines, the best one first. The first engine is taken that is repeatable from
+// Note [Engines]. The heuristic lists engines, the best one first. Rondo takes the first engine that is repeatable from
 //   run to run, sums in f32, keeps f32 operands as they are (unless TF32 is allowed), needs no more workspace than the
 //   graph allows, and builds. For 16-bit types neither Winograd nor FFT is taken: they round between their steps.
 // Note [Without a plan]. Graphs that no engine serves run as our own kernels and decompositions. Each such graph is
-//   counted (dnn_report), told to the compiler's log (perf_hints) and part of compile::explain(), with the op and its
-//   line of the program.
+//   counted (dnn_report). The compiler's log (perf_hints) and compile::explain() name it, with the op and its line of
+//   the program.
 //
 // Thread safe.
 #pragma once

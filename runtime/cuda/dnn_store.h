@@ -23,7 +23,7 @@ struct MadePlan {
   std::string text;     // as cuDNN writes it; empty: there is no plan
   std::string why_not;  // if there is no plan: the library's reason
   int64_t engine = -1, workspace = 0;
-  std::string notes;  // "tensor cores, CUDA graphs"
+  std::string notes;  // "tensor cores, native CUDA graphs"
 
   std::string pack() const;
   // False: the bytes are damaged.
@@ -41,7 +41,7 @@ StoredPlan stored_plan(const Cudnn& library, int capability, const std::string& 
 // Replaces a stored plan whose text a device has refused.
 void replace_plan(const Cudnn& library, int capability, const std::string& graph, const MadePlan& plan);
 
-// ---- For artifacts. There is one file for each capability whose devices take code of the architecture
+// ---- For artifacts: one file for each capability that runs code of the architecture
 std::vector<io::KernelFile> stored_plans(int architecture);
 // Takes the plans of a file. kInvalidArgument: damaged. kFailedPrecondition: made by another cuDNN or for another
 // device. After an error, nothing was taken.

@@ -94,7 +94,7 @@ enum class FunctionAttribute : int {
   kMaxDynamicShared = 8,
 };
 
-inline constexpr unsigned kStreamNonBlocking = 1;  // waits for no work of the default stream
+inline constexpr unsigned kStreamNonBlocking = 1;  // does not wait for work of the default stream
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostAllocPortable = 1;  // page-locked for all devices
 
@@ -275,7 +275,7 @@ const CublasLt& require_cublas_lt();
 struct Cudnn;
 void use_libraries(const Driver* driver, const CublasLt* lt, const Cudnn* dnn = nullptr);
 // Forgets the answers of the find_*() functions: their next calls search again. Tables that were found stay valid: a
-// device that is open uses its own. For programs that change RONDO_CUDA_PATH while they run: tests.
+// device that is open uses its own. Used by tests, which change RONDO_CUDA_PATH while they run.
 void forget_libraries();
 
 }  // namespace rondo::cuda

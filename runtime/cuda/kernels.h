@@ -2,8 +2,8 @@
 // belongs. A new kernel needs its code in that file, a line here, and a row in the table.
 //
 // ops/kernels.h says what the kernel of each name computes. Kernels enqueue launches and return. Their results are bit
-// for bit those of the CPU's kernels, except for products, attention and cross_entropy, which add in another order. An
-// index out of range is skipped, and the next call that waits for the device throws.
+// for bit those of the CPU's kernels, except for products, convolutions, attention and cross_entropy, which add in
+// another order. An index out of range is skipped, and the next call that waits for the device throws.
 #pragma once
 
 #include <memory>

@@ -42,7 +42,7 @@ template <int N> RondoLayout layout_of(const IterationSpace<N>& space) {
 template <class... T> RondoLayout layout_of(const Dims& shape, const T&... operands) {
   return layout_of(IterationSpace<sizeof...(T)>(shape, std::array<const Tensor*, sizeof...(T)>{&operands...}));
 }
-// As above, with the dimensions in the order in which `out`, which has the shape, lies in memory.
+// Like layout_of(out.sizes(), out, operands...), but the dimensions are in the order in which `out` lies in memory.
 template <class... T> RondoLayout layout_in_memory_order(const Tensor& out, const T&... operands) {
   return layout_of(IterationSpace<sizeof...(T) + 1>::in_memory_order({&out, &operands...}));
 }
@@ -56,7 +56,7 @@ inline bool is_dense(const RondoLayout& layout, int operands) {
 // Returns the address of element 0.
 inline std::byte* address_of(const Tensor& tensor) { return tensor.impl()->data(); }
 
-// Returns a dense tensor with these values: `tensor` itself if it is dense. It has no history, and is not recorded.
+// Returns a dense tensor with these values: `tensor` itself if it is dense. A copy has no history, and is not recorded.
 Tensor dense(const Tensor& tensor);
 
 }  // namespace rondo::cuda

@@ -1,5 +1,5 @@
-// Cross-entropy of logits: a block reads a row of logits three times and writes nothing in between. Also cross-entropy
-// of a linear layer, whose logits are made in chunks and never exist as a whole.
+// Cross-entropy of logits: a block reads a row of logits twice and writes nothing in between. Also cross-entropy of a
+// linear layer, whose logits are made in chunks and never exist as a whole.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -373,9 +373,9 @@ using ops::LinearLossAttrs;
 // Note [Chunks of logits on the device]. As on the CPU, rows go through the head in chunks. A product makes a chunk's
 // logits. One kernel makes its losses and, in place, the gradient of its logits. Two products then make its part of dx
 // and add its part of dweight to that of the earlier chunks. Each chunk takes four launches, and reads and writes
-// dweight again. So chunks are as large as memory allows: at most a 64th of the device's memory. With 80 GB, one chunk
-// holds up to 13,000 tokens of GPT-2 in 16 bits. Rows of a chunk begin at multiples of 128 bytes for every V: cuBLASLt
-// asks for 16, and with 128 the accesses of a warp cover whole sectors.
+// dweight again. So chunks are as large as memory allows: at most a 64th of the device's memory, or 64 MiB if that is
+// more. With 80 GB, one chunk holds up to 13,000 tokens of GPT-2 in 16 bits. Rows of a chunk begin at multiples of 128
+// bytes for every V: cuBLASLt asks for 16, and with 128 the accesses of a warp cover whole sectors.
 class Head {
  public:
   // Operands from `first` on: x, weight, bias, target.
@@ -545,7 +545,7 @@ class Head {
 };
 
 // Handles operands without rows, columns or inner elements, for which there is no product. They run as the op's
-// decomposition, whose whole logits cost nothing. Returns false for all other operands.
+// decomposition. Returns false for all other operands.
 bool run_in_parts(const KernelContext& context, int first) {
   if (context.in(first).numel() > 0 && context.in(first + 1).numel() > 0) return false;
   absl::InlinedVector<Tensor, kUsualInputs> in;

@@ -4,7 +4,7 @@
 //
 // Thread safe: NVRTC's manual ("Thread Safety") allows calls from several threads as long as none of them uses a
 // program that another one compiles or destroys. Each compilation here has a program of its own. Since CUDA 12.3 the
-// optimizer's phases run side by side, too.
+// optimizer's phases run in parallel, too.
 //
 // Note [Architectures]. Code is compiled for few architectures, each for all devices of its major revision that are at
 // least as new: sm_80 for 8.x, sm_90 for 9.x, sm_100 for 10.x. Newer devices take the PTX of the newest architecture,

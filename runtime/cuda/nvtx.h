@@ -18,7 +18,7 @@ class Range {
   }
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
-  // Reads RONDO_CUDA_NVTX, once.
+  // Turns ranges on if RONDO_CUDA_NVTX is 1 and a library is found.
   static void open();
 
  private:

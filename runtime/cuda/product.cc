@@ -30,7 +30,8 @@ LtType library_type(DType dtype) {
   }
 }
 
-// The manual's advice for cublasSetWorkspace: one size from Hopper on, another for older devices.
+// Returns the workspace size that the manual advises for cublasSetWorkspace: one from Hopper on, another for older
+// devices.
 uint64_t most_workspace(DeviceState& state) {
   int major = 0;
   state.check(state.driver().device_attribute(&major, DeviceAttribute::kCapabilityMajor, state.ordinal()),
@@ -38,8 +39,8 @@ uint64_t most_workspace(DeviceState& state) {
   return major >= 9 ? uint64_t{32} << 20 : uint64_t{4} << 20;
 }
 
-// Note [Alignment keys]. Three bits for each address: the power of two that divides it, up to 16 bytes, which is all
-// that algorithms ask for. One more bit: TF32.
+// Note [Alignment keys]. A key has three bits for each address: the largest power of two that divides the address, up
+// to 16 bytes. Algorithms ask for no larger alignment. One more bit says that TF32 is allowed.
 constexpr int kMostAlignment = 4, kAlignmentBits = 3;
 constexpr uint32_t kFast = 1u << 5 * kAlignmentBits;
 enum Address { kAddressOfA, kAddressOfB, kAddressOfC, kAddressOfD, kAddressOfBias };

@@ -1,9 +1,9 @@
 // Product: one matrix product through cuBLASLt, with all its parameters except the addresses. Thread safe.
 //
 // Note [Row-major]. cuBLASLt stores matrices by columns, and its epilogues support only that. Our row-major C (m, n)
-//   has the same memory as its column-major D (n, m), so it computes D = B' A': its A is our B and its B our A, each as
-//   it lies in memory. A row-major operand of ours is already the transpose that cuBLASLt needs. A column-major operand
-//   is not, so only this one gets cuBLASLt's transpose flag.
+//   has the same memory as its column-major D (n, m), so cuBLASLt computes D = B' A': its A is our B and its B our A,
+//   each as it lies in memory. A row-major operand of ours is already the transpose that cuBLASLt needs. A column-major
+//   operand is not, so only this one gets cuBLASLt's transpose flag.
 // Note [Algorithms]. cuBLASLt's heuristic is asked once for each product and alignment of its addresses, and its first
 //   answer is kept. So the order of the sums depends only on the product, the alignment and the device. Splits of K
 //   must add up in the compute type, so that sums are f32 for 16-bit types, too.
@@ -11,12 +11,12 @@
 //   gives it back at once: the next product gets the same block. The workspace cannot be part of a plan, because plans
 //   are made without a device, and only the device's heuristic knows the size.
 // Note [Products without an algorithm]. The heuristic may have no algorithm for a product (cublasLt.h says so of
-//   cublasLtMatmulAlgoGetHeuristic): for an epilogue of some type, for operands at odd addresses or strides. Also,
-//   cublasLtMatmul may refuse an algorithm of the heuristic. Then the first of these ways that works is taken: the
-//   product without epilogues, which a kernel applies to sums that are not rounded yet; the product of dense copies of
-//   the operands; a kernel of our own, which takes every product. The way is kept for the product, as an algorithm is.
-//   Each such product is counted (product_report), told to the compiler's log (perf_hints) and part of
-//   compile::explain(), with the op and its line, because it is slower than the library.
+//   cublasLtMatmulAlgoGetHeuristic): for example for an epilogue in some dtype, or for operands at odd addresses or
+//   strides. Also, cublasLtMatmul may refuse an algorithm of the heuristic. Then the first of these ways that works is
+//   taken: the product without epilogues, which a kernel applies to sums that are not rounded yet; the product of dense
+//   copies of the operands; a kernel of our own, which takes every product. The way is kept for the product, as an
+//   algorithm is. Each such product is slower than the library, so it is counted (product_report). The compiler's log
+//   (perf_hints) and compile::explain() name it, with the op and its line.
 #pragma once
 
 #include <cstddef>
@@ -76,7 +76,7 @@ class Product {
   Product(DeviceState& state, const MatmulCall& call, int variant);
   LtLayout layout(LtType type, int64_t rows, int64_t columns, int64_t ld, int64_t batch_stride) const;
   void check(LtStatus status, const char* what) const;
-  std::string describe() const;  // "a product of [4, 8] x [8, 16] in bfloat16 + bias"
+  std::string describe() const;  // "a product of [4, 8] x [8, 16] in bf16 + bias"
   bool has_added() const { return call_.epilogues[0] == Epilogue::kAdd; }
   uint32_t key_of(const MatmulOperands& operands) const;
   LtDesc desc_of(uint32_t key) const;

@@ -13,8 +13,8 @@ void product_by_kernel(int device, const MatmulCall& call, const MatmulOperands&
 // Enqueues the rest of a call, after the sums of its product: bias, addend, GELU, rounding. `sums`: dense
 // [batch, m, n], of compute_dtype(call.dtype).
 void finish_product(int device, const MatmulCall& call, const void* sums, const MatmulOperands& operands);
-// Enqueues a dense copy [batch, rows, columns] of a matrix operand; of one matrix if the batch shares it (its stride of
-// batches is 0).
+// Enqueues a dense copy [batch, rows, columns] of a matrix operand; if the whole batch shares one matrix (strides.batch
+// is 0), a copy of that one.
 void copy_matrices(int device, DType dtype, const void* from, void* to, int64_t batch, int64_t rows, int64_t columns,
                    const MatrixStrides& strides);
 

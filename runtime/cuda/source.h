@@ -5,8 +5,8 @@
 //   launch_threads(device, kernel, n, out, n);
 //
 // A text is compiled once for each set of defines and each architecture, and loaded once per device. Its code lies in
-// the disk cache of generated kernels (io/object_store.h), which later processes read, and in artifacts. A text is
-// compiled behind device_math(), kElementTypes, RondoLayout and the functions of status.h. Thread safe.
+// the disk cache of generated kernels (io/object_store.h), which later processes read, and in artifacts. NVRTC gets a
+// text after the texts of device_math(), kElementTypes, RondoLayout and the functions of status.h. Thread safe.
 #pragma once
 
 #include <initializer_list>

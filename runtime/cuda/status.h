@@ -5,8 +5,8 @@
 //   if (index < 0 || index >= size) { rondo_report(status, call, index, position); continue; }   // skip the access
 //
 // `call` is the number that the host gave to this call (Calls::note below). The first call in stream order wins: a
-// later one leaves the status alone. Of one call's threads, the lowest position wins, so the message is the same in
-// every order of threads. Positions from 2^32 on count as 2^32 - 1.
+// later one leaves the status alone. Among the threads of one call, the lowest position wins, so the message is the
+// same in every order of threads. Positions from 2^32 on count as 2^32 - 1.
 #pragma once
 
 #include <cstdint>
@@ -60,8 +60,8 @@ class Calls {
   uint32_t note(const char* op, CallSite site, int64_t size, bool at_position = false);
   // Returns, for example, "embedding: index 9 is out of range for size 4 (train.cc:41)".
   std::string describe(const DeviceStatus& status) const;
-  // Forgets older calls, which the device has passed. Keeps the last kKept, because another thread may have noted calls
-  // that it has not launched yet.
+  // Forgets calls older than `call`, which the device has passed. Keeps the last kKept, because another thread may have
+  // noted calls that it has not launched yet.
   void forget_older_than(uint32_t call);
   uint32_t next() const;
 

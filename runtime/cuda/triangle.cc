@@ -1,4 +1,4 @@
-// Triangles of matrices: copies the elements on one side of a diagonal, and sets the others to zero.
+// Kernels of tril and triu: they copy the elements on one side of a diagonal and set the others to 0.
 #include "rondo/runtime/ops/triangle.h"
 
 #include "rondo/runtime/cuda/kernels.h"
