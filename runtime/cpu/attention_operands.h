@@ -20,27 +20,27 @@ template <class T, bool kPairs = std::is_same_v<T, BFloat16>&& kMultipliesPairs>
   static constexpr bool kDirect = std::is_same_v<T, A>;
   static int64_t stride_of(int64_t cols) { return round_up(cols, kWidth<A>); }
 
-  // Returns a left operand whose rows are the source's rows.
+  // Returns a left operand: its rows are the rows of the source.
   static LeftOperand<A, false> left_rows(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
     if constexpr (kDirect) return {rows, stride};
     else return {right_rows(rows, stride, n, cols, packed), stride_of(cols)};
   }
-  // Returns a left operand whose rows are the source's columns.
+  // Returns a left operand: its rows are the columns of the source.
   static LeftOperand<A, true> left_columns(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
     if constexpr (kDirect) return {rows, stride};
     else return {right_rows(rows, stride, n, cols, packed), stride_of(cols)};
   }
-  // Returns a right operand whose depth runs over the source's rows.
+  // Returns a right operand: its depth runs over the rows of the source.
   static const A* right_rows(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
     pack_rows<T>(rows, stride, n, cols, packed, stride_of(cols));
     return packed;
   }
-  // Packs a right operand whose depth runs over the source's columns, times `factor`.
+  // Packs a right operand, multiplied by `factor`: its depth runs over the columns of the source.
   static void right_columns(const T* rows, int64_t stride, int64_t n, int64_t cols, A factor, A* packed,
                             int64_t packed_stride) {
     pack_transposed<T>(rows, stride, n, cols, factor, packed, packed_stride);
   }
-  // Returns `weights` [keys, stride] as an operand whose depth runs over the keys, in rows of `stride` elements.
+  // Returns `weights` [keys, stride] as an operand in rows of `stride` elements: its depth runs over the keys.
   static const A* by_keys(const A* weights, int64_t, int64_t, int, A*) { return weights; }
   // Like by_keys(), but the depth runs over the queries, in rows of stride / kDepth elements.
   static const A* by_queries(const A* weights, int64_t, int64_t, int, A*) { return weights; }

@@ -89,7 +89,8 @@ void pack_channels_inner(const WeightBlocks& w, const float* from, float* to, Li
           const int64_t n = std::min<int64_t>(W, w.taps - tap);
           Vec rows[W];
           for (int64_t i = 0; i < W; ++i) {
-            // Lanes after the last tap are not used. After the last channel, they must not even be read.
+            // Lanes after the last tap are not used. Lanes after the block's last channel are not even read: they may
+            // be outside of the weight.
             const float* const at = source + i * w.taps + tap;
             rows[i] = i * w.taps + tap + W <= (kWeightBlock - channel) * w.taps ? load(at) : load(at, n);
           }

@@ -211,9 +211,9 @@ template <class T> void pixel_gradient(const KernelContext& context, const Tenso
   parallel_for(grid.batch * grid.h, 1, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t b = at / grid.h, k = at % grid.h;
-      // The gradient of row k, by class, is a sum of parts. `own`: what band k adds to the row above it. `before`: what
-      // band k - 1 adds to the row below it. `last`: the last band has no row below it, so its second part belongs to
-      // the last row, too.
+      // The gradient of row k, by class, is a sum of parts. `own`: the numbers that band k adds to the row above it.
+      // `before`: the numbers that band k - 1 adds to the row below it. `last`: the last band has no row below it, so
+      // its second part belongs to the last row, too.
       const C* const own = &sums[static_cast<size_t>(at * 2 * row)];
       const C* const before = k > 0 ? own - row : nullptr;
       const C* const last = k == grid.h - 1 ? own + row : nullptr;

@@ -25,7 +25,7 @@ namespace {
 
 using dnnl::memory;
 
-// Returns a memory object whose address is set before each run.
+// Returns a memory object without an address; each run sets one.
 memory unbound(const Desc& desc) { return memory(desc, library_engine(), nullptr); }
 
 }  // namespace

@@ -3,9 +3,9 @@
 //
 // Note [Segments]. The rows with the same k form a segment. One thread sums a segment from zero, in ascending i; 16-bit
 //   rows are summed in f32 and rounded once. So the bits do not depend on the number of threads, and equal those of a
-//   loop over i. To find the segments, the indices are distributed stably into buckets. A bucket is a range of k whose
-//   sums fit into a cache. Work and memory are linear in the number of indices, no two threads write the same row, and
-//   each row of the result is written once.
+//   loop over i. To find the segments, the indices are distributed stably into buckets. A bucket is a range of k; the
+//   sums of one bucket fit into a cache. Work and memory are linear in the number of indices, no two threads write the
+//   same row, and each row of the result is written once.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ namespace rondo::cpu {
 // `kernel`: the kernel's name (impl_info_str).
 bool is_wrong(std::string_view kernel, const ConvolutionCall& call);
 bool is_wrong(std::string_view kernel, const MatmulCall& call);
-// True for an epilogue that must not be used with a product of the library, whatever its kernel is.
+// True for an epilogue that must not be used with any kernel of the library's products.
 bool is_wrong(Epilogue epilogue);
 
 }  // namespace rondo::cpu

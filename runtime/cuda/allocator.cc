@@ -19,7 +19,7 @@ namespace {
 // Blocks up to kSmall come from segments of kSmallSegment, so that they do not break up the large segments.
 constexpr size_t kSmall = size_t{1} << 20, kSmallSegment = size_t{2} << 20;
 // Larger blocks below kOwnSegment share segments of kSharedSegment bytes. Each block of kOwnSegment or more bytes has a
-// segment of its own, whose size is a multiple of kPage.
+// segment of its own. Its size is rounded up to a multiple of kPage if memory allows.
 constexpr size_t kOwnSegment = size_t{10} << 20, kSharedSegment = size_t{20} << 20, kPage = size_t{2} << 20;
 
 size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }

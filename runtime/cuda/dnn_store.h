@@ -18,7 +18,7 @@ namespace rondo::cuda {
 // The value of "build" in the key of plans. It keeps plans apart from compiled code.
 inline constexpr const char* kDnnMaker = "cuDNN plans";
 
-// What the library has made of a graph: a plan or a refusal.
+// The library's answer for a graph: a plan or a refusal.
 struct MadePlan {
   std::string text;     // as cuDNN writes it; empty: there is no plan
   std::string why_not;  // if there is no plan: the library's reason

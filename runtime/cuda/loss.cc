@@ -497,7 +497,7 @@ class Head {
     int64_t row;        // stride
     bool wide = false;  // of the compute type
     bool bias = false;  // bias_ is added to the product
-    bool adds = false;  // the product is added to what the result holds
+    bool adds = false;  // the product is added to the result in place
   };
   // Computes c (m, n) = a (m, k) b (k, n).
   void multiply(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, const Result& c) const {

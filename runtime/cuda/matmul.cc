@@ -57,7 +57,8 @@ bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exac
     i += here;
     return here;
   };
-  // Accepts epilogues only in cuBLASLt's order: the sum is wide, then C is added once, then comes the activation.
+  // Accepts epilogues only in cuBLASLt's order: the sums become wide, then C is added once, then the activation is
+  // applied.
   if (next(Epilogue::kWiden) && dtype != kBF16) return false;
   next(Epilogue::kAdd);
   if (next(Epilogue::kGeluTanh) && dtype == kF64) return false;

@@ -62,7 +62,7 @@ struct NvrtcOutput {
   std::string ptx;    // after a success; ends with a zero
 };
 
-// Compiles a source for one architecture. `name`: what the log calls the source.
+// Compiles a source for one architecture. `name`: the name of the source in the log.
 NvrtcOutput compile_source(const Nvrtc& nvrtc, const std::string& source, const std::string& name,
                            Architecture architecture, std::span<const char* const> flags);
 // Compiles a source with kExactFlags, as for all kernels of Rondo. Throws DeviceError if there is no NVRTC,
@@ -73,7 +73,7 @@ Image compile_image(const std::string& source, const std::string& name, Architec
 std::string version_of(const Nvrtc& nvrtc);
 // Returns the key of compile_image()'s results in caches and artifacts. With the source it identifies a result: it has
 // the architecture, NVRTC's version and the flags. Without NVRTC the version is "", and results are not kept. `maker`:
-// what has made the sources.
+// a name for the part of Rondo that made the sources.
 io::HostKey key_of_code(Architecture architecture, const std::string& maker);
 
 }  // namespace rondo::cuda
