@@ -7,8 +7,8 @@
 //   nn::generate(model, {chat.ids.begin(), chat.ids.end()}, ...);
 //
 // Text, ids and the assistant's mask equal those of transformers 5.23: apply_chat_template(..., return_dict=True,
-// return_assistant_tokens_mask=True). Two differences are on purpose. A {% generation %} block that begins or ends in
-// text which becomes no token is an Error, because the reference then trains on the wrong tokens. A {% generation %}
+// return_assistant_tokens_mask=True). Two differences are deliberate. A {% generation %} block that begins or ends in
+// text which no token covers is an Error, because the reference then trains on the wrong tokens. A {% generation %}
 // block that ends in the very first token carries loss on that token only. Templates are written in Jinja;
 // jinja/template.h says which part of Jinja is supported. A template that needs more is a TemplateError.
 //
@@ -42,9 +42,9 @@ namespace rondo::text {
 struct ChatOptions {
   // Ends the text with the generation prompt, which begins the model's answer.
   bool add_generation_prompt = false;
-  // Text in messages that spells a special token is encoded as ordinary text. In messages that are not the assistant's,
-  // text that spells any added token which the template itself writes is encoded as ordinary text, too. So nobody can
-  // forge a role. Off by default, as in the reference.
+  // True: text in messages that spells a special token is encoded as ordinary text. Outside of the assistant's messages
+  // this also applies to every other added token that the template itself writes. So a message cannot forge a role.
+  // False by default, as in the reference.
   bool split_special_tokens = false;
   // The name of one of the folder's templates, or a whole template. Empty: the folder's template "tool_use" if it has
   // one and the conversation has tools, else its "default".

@@ -71,7 +71,7 @@ class TokenMarker {
   bool starts_[256] = {};
 };
 
-// Removes the marks from a rendered text and returns the positions that they gave.
+// Removes the marks from a rendered text. Returns the ranges that they enclosed as `ordinary`.
 ChatRenderer::Text without_marks(jinja::Rendered rendered) {
   ChatRenderer::Text out;
   const std::string_view text = rendered.text;
@@ -89,7 +89,7 @@ ChatRenderer::Text without_marks(jinja::Rendered rendered) {
       out.text.push_back(text[at++]);
       continue;
     }
-    // A mark without its partner, which the template has cut off, still divides the text.
+    // The template may have cut off one mark of a pair. The other mark still splits the text at its position.
     const size_t now = out.text.size();
     if (ends && open) out.ordinary.emplace_back(*std::exchange(open, std::nullopt), now);
     else if (ends) out.ordinary.emplace_back(now, now);
@@ -217,7 +217,7 @@ void mark_assistant(ChatRenderer::Chat& chat, const ChatRenderer::Text& rendered
     counted = byte;
     return points;
   };
-  size_t passed = 0;  // tokens that end before the code point
+  size_t passed = 0;  // how many leading tokens end before the code point of the last token_of() call
   // Returns the first token that holds the code point, as the reference finds it; -1 if none does.
   const auto token_of = [&](int64_t point) {
     while (passed < chat.offsets.size() && chat.offsets[passed].end <= point) ++passed;

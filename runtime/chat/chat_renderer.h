@@ -50,8 +50,8 @@ class ChatRenderer {
   const jinja::Template& choose(const Conversation& conversation) const;
 
   const PreTrainedTokenizer& tokenizer_;
-  std::optional<jinja::Template> fixed_;               // the one that the caller named or gave
-  std::optional<FolderTemplate> default_, for_tools_;  // used if `fixed_` is unset; the conversation decides which
+  std::optional<jinja::Template> fixed_;               // the template that the caller named or passed as text
+  std::optional<FolderTemplate> default_, for_tools_;  // if `fixed_` is unset: choose() takes one per conversation
 };
 
 }  // namespace rondo::text

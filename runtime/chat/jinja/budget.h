@@ -2,11 +2,11 @@
 //
 //   Budget budget(limits);            // in force on this thread until it is destroyed
 //   Text text; text += more;          // charged by its allocator: bytes, and the work of filling them
-//   Budget::step();                   // a node, an item, a call: also looks at the stack and at the stop token
+//   Budget::step();                   // for each node, item or call; also checks the stack and the stop token
 //
-// Memory: everything whose size a template can influence is a Text, a List or made by shared(), so no filter can bypass
-// the limit. Freed bytes are no longer counted. Work: step() begins every function that recurses or runs once for an
-// item, and the functions on text (python_text.h) charge the bytes that they look at. An operation that costs more than
+// Memory: all data that a template can make large is a Text or a List or is made by shared(), so no filter can bypass
+// the limit. Freed bytes are no longer counted. Work: every function that recurses or runs once per item begins with
+// step(), and the functions on text (python_text.h) charge the bytes that they read. An operation that costs more than
 // it charges is a bug.
 //
 // Without a budget in force nothing is charged, so values that a caller makes before a render are free.
@@ -28,11 +28,11 @@ struct Limits {
   // Work. A step is at most about 100 ns: a node of the template, an item, 4 bytes of text processed as
   // characters, 64 bytes copied.
   uint64_t steps = 20'000'000;
-  // Memory at any one time: the template, its values and its output. What the caller hands in does not count.
+  // Memory at any one time: the template, its values and its output. Values that the caller made do not count.
   size_t bytes = size_t{128} << 20;
-  // Bytes of the calling thread's stack, below the call. Less if the thread has less left: Note [Stack].
+  // Bytes of the calling thread's stack, below the call. The limit is lower if the thread has less left: Note [Stack].
   size_t stack = size_t{256} << 10;
-  // Bytes of a template. Its tree takes up to 200 times as many.
+  // Bytes of a template's source. The parsed tree takes up to 200 times as many.
   size_t source = size_t{256} << 10;
 };
 
@@ -43,7 +43,7 @@ struct Used {
 };
 
 // Note [Stack]: templates recurse natively, so step() compares the address of its frame with the lowest one allowed:
-// `Limits::stack` below the call, and kReserve above the end of the thread's stack, if the system tells where that is.
+// `Limits::stack` below the call, and kReserve above the end of the thread's stack, if the system reports that end.
 // Freeing nested values, which recurses without step(), and functions such as the C library's formatting need less than
 // kReserve (the test TemplateStack measures it).
 class Budget {

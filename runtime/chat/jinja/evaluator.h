@@ -24,7 +24,7 @@ struct Given {
   Value::Dict named{};  // keys are strings
 };
 
-// The state of a running loop, as `loop` shows it.
+// The state of a running loop. Templates read it through the variable `loop`.
 struct LoopState {
   Value iterable;
   Value iterator;  // kIterator
@@ -42,7 +42,7 @@ struct LoopState {
 
 class Evaluator {
  public:
-  // `line` always holds the line that is being evaluated. REQUIRES: a Budget in force as long as this lives.
+  // `line` always holds the line that is being evaluated. REQUIRES: a Budget in force while this object lives.
   Evaluator(const RenderOptions& options, int& line) : options_(options), line_(line) {}
   // Renders the template with the given variables. Throws Error.
   Rendered run(const Parsed& parsed, const std::vector<std::pair<std::string, Value>>& variables);
@@ -124,7 +124,7 @@ class Evaluator {
   bool in_generation_ = false;
   List<std::pair<size_t, size_t>> generation_;
   int& line_;
-  std::deque<Value::Dict, Charged<Value::Dict>> namespaces_;  // values point to them
+  std::deque<Value::Dict, Charged<Value::Dict>> namespaces_;  // values hold pointers to the elements
 };
 
 // Returns the arguments of a call in the order of `names`; unset: not given. As in Python, throws Error if there are

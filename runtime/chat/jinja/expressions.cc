@@ -84,7 +84,7 @@ Value real_arithmetic(Expression::Operator op, double a, double b) {
     case Expression::kFloorDiv:
     case Expression::kMod: {
       if (b == 0) throw Error("float floor division or modulo by zero");
-      // As in Python: the remainder has the divisor's sign, the quotient is exact.
+      // As in Python: the remainder has the divisor's sign, and the quotient is computed from the exact remainder.
       double remainder = std::fmod(a, b), quotient = (a - remainder) / b;
       if (remainder != 0 && (b < 0) != (remainder < 0)) remainder += b, quotient -= 1;
       if (remainder == 0) remainder = std::copysign(0.0, b);
@@ -283,7 +283,7 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
     throw Error(sequence ? "slice bounds must be integers or none"
                          : absl::StrCat("'", value.type_name(), "' object cannot be sliced"));
   const int64_t size = length(value);
-  // A step that leads beyond the other end has the same effect whatever its size, so it may be clamped.
+  // All steps that are longer than the sequence have the same effect, so the step is clamped.
   const int64_t step = std::clamp(bounds[2].value_or(1), -size - 1, size + 1);
   if (step == 0) throw Error("slice step cannot be zero");
   const auto clamp = [&](std::optional<int64_t> bound, int64_t unset) {

@@ -63,7 +63,7 @@ class Lexer {
     tokens_.push_back({.type = type, .line = line_, .text = std::move(text)});
   }
 
-  // Adds the text before the tag at `tag`, whose sign is `sign` ('-', '+', or 0).
+  // Adds the text before the tag at `tag`. `sign`: the sign of that tag: '-', '+', or 0 for none.
   void push_text(size_t tag, char sign, bool may_lstrip);
   // Returns the position behind the end of a tag: behind `close` with its sign ('-' or '+'), and behind the white space
   // or line break that the tag removes. Returns 0 if no tag ends at `from`.

@@ -22,7 +22,7 @@ using Names = std::span<const std::string_view>;
 
 class Parser {
  public:
-  // `line` always holds the line of the last statement.
+  // `line` always holds the line of the statement that is being parsed.
   Parser(List<Token> tokens, int& line) : tokens_(std::move(tokens)), line_(line) {}
   Parsed parse() {
     out_.body = body({});

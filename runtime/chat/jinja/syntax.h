@@ -47,7 +47,7 @@ struct Expression : ChargedNode {
 
   Type type = kConstant;
   int line = 0;
-  int depth = 1;  // the depth of the tree whose root is this node
+  int depth = 1;  // the number of levels of the tree below and including this node
   std::string name{};
   Value constant{};
   Expressions parts{};
@@ -55,7 +55,7 @@ struct Expression : ChargedNode {
   Arguments arguments{};
 };
 
-// What a for or a set assigns to.
+// The target of an assignment by `for`, `set` or `with`.
 struct Target {
   Value name{};          // a text: a variable, or the namespace of `field`
   Value field{};         // namespace.field; undefined: none
@@ -80,10 +80,10 @@ struct Statement : ChargedNode {
     kText,         // text
     kOutput,       // expression
     kFor,          // for target in expression if condition: body, else otherwise
-    kIf,           // branches; body of the first whose condition is null or true
+    kIf,           // branches: runs the body of the first branch with a true or null condition (null: else)
     kSet,          // target = expression
-    kSetBlock,     // target = what body renders, through filter expressions if there is one
-    kFilterBlock,  // what body renders, through the filters of expression
+    kSetBlock,     // target = the text that body renders; if expression is set, its filters are applied first
+    kFilterBlock,  // writes the text that body renders, after the filters of expression
     kWith,         // targets = expressions: body
     kMacro,        // macro
     kGeneration,   // body renders the assistant's text
@@ -112,7 +112,7 @@ struct Statement : ChargedNode {
 struct Parsed {
   Body body;
   bool has_generation = false;
-  std::string literals;  // separated by NULs
+  std::string literals;  // Template::literal_text()
   Values unset;          // as Statement::unset, of the whole template
 };
 

@@ -5,7 +5,7 @@
 //
 // A template is untrusted code: it reads only the variables that it is given, and its use of work, memory and the
 // thread's stack is bounded (Limits in budget.h). A construct that this subset lacks is a TemplateError that names the
-// line and the construct; no template renders to another text than in jinja2. Thread safety: a Template is immutable
+// line and the construct; no template renders a different text than in jinja2. Thread safety: a Template is immutable
 // and may render on several threads at once.
 #pragma once
 

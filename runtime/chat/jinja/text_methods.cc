@@ -103,7 +103,7 @@ std::string_view need_text(const Value& value, const char* what) {
 Text replace_text(std::string_view text, std::string_view from, std::string_view to, int64_t most) {
   if (most < 0) most = INT64_MAX;
   Text out;
-  if (from.empty()) {  // between all characters
+  if (from.empty()) {  // inserts `to` before each character and at the end
     Budget::convert(text.size());
     for (size_t at = 0;; --most) {
       if (most == 0) {

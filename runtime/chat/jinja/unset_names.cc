@@ -5,15 +5,16 @@
 //
 //   {% for m in messages %}{{ tools }}{% endfor %}{% set tools = 1 %}    prints nothing: `tools` is the name set below
 //
-// A body whose first use of a name is to set it owns the name from its first statement on: inner bodies see the name as
-// undefined until it is set. A body that reads the name first, sets it in an if, or lies inside of a body that knows
-// the name, uses the outer variable until it sets the name. Bodies of an if own no names.
+// If a body sets a name before it reads the name, it owns the name from its first statement on: inner bodies see the
+// name as undefined until it is set. A body that reads the name first, sets it in an if, or lies inside of a body that
+// knows the name, uses the outer variable until it sets the name. The body of an if owns no names.
 #include <optional>
 
 namespace rondo::text::jinja {
 namespace {
 
-// The names that a body itself knows.
+// The names that one body sets or reads, without its inner bodies. kUnset: the body owns the name (see above).
+// kUnsetAndRead: it owns the name, and an inner body reads it. kKnown: all other names.
 struct Frame {
   enum Use { kKnown, kUnset, kUnsetAndRead };
 

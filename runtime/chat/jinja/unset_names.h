@@ -1,4 +1,4 @@
-// Finds the names that a body of a template owns, which are undefined until it sets them. See unset_names.cc.
+// Finds the names that are undefined in a body of a template until the body sets them. See unset_names.cc.
 #pragma once
 
 #include "rondo/runtime/chat/jinja/syntax.h"

@@ -166,8 +166,7 @@ template <class Draw> Value Value::iterator(Draw draw, const Values& held, const
   return iterator_of(shared<Drawing>(std::move(draw), python_name), held);
 }
 
-// Maps keys to values, in the order in which the keys came. It also holds the variables of a scope and the fields of a
-// namespace.
+// Maps keys to values, in insertion order. Also holds the variables of a scope and the fields of a namespace.
 struct Value::Dict {
   Items items;
   // Returns null if there is no such key. REQUIRES: a hashable key.
@@ -183,7 +182,7 @@ struct Value::Dict {
   template <class Key> size_t place_of(const Key& key) const;
   void put(uint32_t hash, size_t place);
 
-  List<Slot> slots_;  // a power of two, at most half full; none for a few items, which are compared one by one
+  List<Slot> slots_;  // size: a power of two; at most half full; empty for a few items, which are compared one by one
 };
 
 struct Value::Method {
@@ -191,7 +190,7 @@ struct Value::Method {
   Text name;
 };
 
-// ---- What Python does with values. All throw Error with Python's reason, without a line.
+// ---- Python's operations on values. All throw Error with Python's message, without a line number.
 
 bool is_true(const Value& value);
 // As is_true(), for an optional argument. Returns `unset` if it was not given.
@@ -202,7 +201,7 @@ bool equals(const Value& a, const Value& b);
 bool is_less(const Value& a, const Value& b);
 // True if `value` can be a key of a dict.
 bool is_hashable(const Value& value);
-// As Python's str() and repr(). Throw Error for values of which Python prints an address.
+// As Python's str() and repr(). Throw Error for values that Python prints as an address.
 Text str(const Value& value);
 void append_repr(Text& out, const Value& value);
 
