@@ -1,4 +1,4 @@
-// Added tokens: tokens that are searched in the text before it is cut into words.
+// Added tokens: tokens that the tokenizer searches for in the text before it cuts the text into words.
 //
 // Thread safety: immutable once the tokenizer is built.
 #pragma once
@@ -18,7 +18,7 @@ struct AddedToken {
   std::string content{};
   bool single_word = false;             // does not match inside a word
   bool lstrip = false, rstrip = false;  // also takes the white space to its left or right
-  bool normalized = false;              // is searched in normalised text, after normalising its content
+  bool normalized = false;              // is searched for in normalised text, after normalising its content
   bool special = false;
   std::string decoded{};  // the text for decode(): the content, normalised if `normalized`, as in the reference
 };

@@ -1,4 +1,4 @@
-// Text that normalisers rewrite. It keeps the position in the original text from which each byte comes.
+// Text that normalisers rewrite. It records, for each byte, the position in the original text that the byte comes from.
 #pragma once
 
 #include <cstddef>

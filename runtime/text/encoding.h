@@ -49,11 +49,11 @@ struct Padding {
 
 struct EncodeOptions {
   bool add_special_tokens = true;
-  // True: the text of a special token is ordinary text.
+  // True: the text of a special token is encoded as ordinary text.
   bool split_special_tokens = false;
-  // Other added tokens whose text is ordinary text.
+  // Ids of further added tokens. Their texts are encoded as ordinary text, too.
   std::vector<int32_t> split_tokens = {};
-  // False: the text continues another one, so tokenizers that put a space before the first word do not put it.
+  // False: the text continues another text, so tokenizers that add a space before the first word add none.
   bool at_start = true;
   OffsetUnit offset_unit = OffsetUnit::kCodePoints;
   // nullopt: the setting of the file (no truncation and no padding if it has none).

@@ -22,7 +22,7 @@ struct FolderConfig {
   bool clean_up_tokenization_spaces = false, clean_up_byte_pairs = false;
   std::optional<int64_t> model_max_length{};
   SpecialNames names{};
-  // Roles whose field is null. No token has such a role, not even the default token of the class.
+  // Roles with a null field. No token gets one of these roles, not even the default token of the class.
   std::vector<std::string SpecialNames::*> without{};
   bool has_decoder = false;         // the field added_tokens_decoder exists, so the older files are not read
   std::vector<AddedToken> added{};  // the tokens in added_tokens_decoder
@@ -43,8 +43,8 @@ enum class ClassKind { kWholeFile, kBert, kGpt2, kRoberta, kQwen2, kLlama };
 ClassKind kind_named(std::string tokenizer_class);
 // Returns the names in the config. If a field is missing, its name is the default of the class.
 SpecialNames names_of(ClassKind kind, const FolderConfig& config);
-// Fills empty names with the defaults of the class, also the names that are null in the config. Chat templates see the
-// result.
+// Fills empty names with the defaults of the class, even the names that are null in the config. The templates that put
+// special tokens around texts (post_processor.h) use the result.
 SpecialNames usual_names(ClassKind kind, SpecialNames names);
 
 // The pattern with which Qwen2Tokenizer splits text into words.

@@ -1,5 +1,5 @@
 // Reads tokenizers from vocabulary files and from a model's folder. Settings that vocab.json and vocab.txt do not have
-// are the defaults of the same classes in transformers.
+// get the defaults of the same classes in transformers.
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
@@ -41,7 +41,7 @@ AddedToken read_special(io::JsonReader& json) {
     else if (key == "rstrip") token.rstrip = json.boolean();
     else if (key == "normalized") token.normalized = json.boolean();
     else if (key == "special") token.special = json.boolean();
-    else json.skip();  // "__type"
+    else json.skip();  // such as "__type"
   });
   return token;
 }
@@ -79,7 +79,7 @@ void read_further_tokens(io::JsonReader& json, NamedTokens& named, std::optional
   }
 }
 
-// True for a field such as "image_token" whose value is a token, and false for flags such as "add_bos_token".
+// True for a field that holds a token, such as "image_token". False for flags such as "add_bos_token".
 bool is_named_token(const std::string& key, const io::JsonReader& json) {
   if (!key.ends_with("_token")) return false;
   io::JsonReader ahead = json;
@@ -228,7 +228,7 @@ void read_config(const std::string& path, Config& out) {
   });
   json.finish();
   for (const NamedTokens* tokens : {&extra, &alone, &specific}) set_named(*tokens, out.named);
-  // additional_special_tokens, the older field, counts if extra_special_tokens is missing or empty.
+  // additional_special_tokens, the older field, is used if extra_special_tokens is missing or empty.
   if (out.additional && extra.empty() && (!out.extra || out.extra->empty())) {
     out.extra = std::move(out.additional);
     out.additional.reset();
@@ -237,7 +237,7 @@ void read_config(const std::string& path, Config& out) {
 
 // Reads special_tokens_map.json, a file of older programs, which transformers reads if there is no
 // added_tokens_decoder. Its roles replace the roles of the config. Its named tokens are added, but replace none. Its
-// list additional_special_tokens counts if there is no other list.
+// list additional_special_tokens is used if there is no other list.
 void read_older_map(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);
   io::JsonReader json(path, text);

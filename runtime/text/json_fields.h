@@ -13,8 +13,8 @@
 
 namespace rondo::text {
 
-// Reads an object. `field` reads the value of a key that it knows, and returns false for other keys. Such a key is an
-// error, and so is a key that appears twice. `where` names the object in errors.
+// Reads an object. `field` reads the value of a key that it knows, and returns false for an unknown key. Throws
+// FileError for an unknown key and for a key that appears twice. `where` names the object in errors.
 inline void read_fields(io::JsonReader& json, const std::string& where,
                         absl::FunctionRef<bool(const std::string&)> field) {
   std::vector<std::string> seen;
@@ -53,7 +53,7 @@ inline std::string peek_type(const io::JsonReader& json, const std::string& wher
   });
   return type;
 }
-// The deepest nesting of Sequences. Real files stay below.
+// The deepest nesting of "Sequence" objects that is accepted. Real files stay below it.
 inline constexpr int kMaxNesting = 8;
 inline constexpr size_t kMostSteps = 64;  // the longest list of normalizers, pre-tokenizers or decoders
 

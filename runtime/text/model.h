@@ -26,7 +26,7 @@ struct Token {
 class Vocabulary {
  public:
   Vocabulary() = default;
-  Vocabulary(Vocabulary&&) = default;  // a copy's ids_ would view the original
+  Vocabulary(Vocabulary&&) = default;  // not copyable: the ids_ of a copy would point into the original
   Vocabulary& operator=(Vocabulary&&) = default;
 
   // Reads {"token": id, ..}. Throws FileError for duplicate tokens or ids, and for an id of `file_size` or above.
@@ -102,7 +102,7 @@ class Model {
 struct BpeOptions {
   // True: the symbols of a word are bytes, spelled in GPT-2's alphabet. False: they are code points.
   bool byte_level = false;
-  std::string prefix{}, suffix{};  // of symbols that do not begin, or that end, a word
+  std::string prefix{}, suffix{};  // prefix: of symbols inside a word; suffix: of the last symbol of a word
   std::optional<std::string> unk_token{};
   bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
 };

@@ -22,7 +22,7 @@ class Normalizer {
 };
 using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;
 
-// Reads the steps of a file's "normalizer", none for null. Throws FileError for anything that is not supported.
+// Reads the steps of a file's "normalizer"; null: no steps. Throws FileError for anything that is not supported.
 Normalizers read_normalizers(io::JsonReader& json);
 // Appends the steps of BERT's normaliser.
 void append_bert_normalizer(Normalizers& out, bool clean_text, bool handle_chinese_chars, bool strip_accents,

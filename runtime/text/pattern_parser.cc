@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kUnbounded = UINT32_MAX;
 constexpr int kMaxDepth = 32;
-// A counted repetition of a group is expanded into copies. This bounds the size of a hostile pattern.
+// A counted repetition of a group is expanded into copies. This limit bounds the size of a hostile pattern.
 constexpr size_t kMaxSteps = 4096;
 
 struct CategoryName {
@@ -264,7 +264,7 @@ class PatternParser {
     set.negated = !set.negated;
   }
 
-  // Reads the escape at `at_` into `set`. Returns {true, point} if the escape is a single code point. In a class such a
+  // Reads the escape at `at_` into `set`. Returns {true, point} if the escape is a single code point. In a class the
   // point is not added to `set` yet, because it may start a range.
   std::pair<bool, uint32_t> escape(PointSet& set, bool in_class) {
     ++at_;
@@ -355,7 +355,7 @@ class PatternParser {
     return checked(point);
   }
 
-  // Reads a character class whose '[' was just read.
+  // Reads a character class after its '['.
   PointSet char_class(int depth) {
     if (depth == kMaxDepth) fail("nests too deeply");
     PointSet set;
@@ -451,7 +451,8 @@ class PatternParser {
     for (const uint32_t split : splits) out_.steps_[split].to = here();
   }
 
-  // Adds the bytes with which a match can start. Returns true if the node can be empty: then the next node counts, too.
+  // Adds the bytes with which a match can start. Returns true if the node can be empty: then the caller also adds the
+  // bytes of the next node.
   bool first_bytes(const Node& node, std::array<bool, 256>& first) const {
     switch (node.kind) {
       case Node::kSet: {

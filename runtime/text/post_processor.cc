@@ -261,7 +261,7 @@ std::optional<Truncation> read_truncation(io::JsonReader& json) {
     if (key == "max_length") {
       out.max_length = read_int32(json, key);
     } else if (key == "stride") {
-      json.unsigned_integer();  // overlap of the parts that are cut off, which are not returned
+      json.unsigned_integer();  // not used: the overlap between parts that are cut off, which Rondo does not return
     } else if (key == "direction") {
       const std::string name = json.string();
       if (name != "Left" && name != "Right")

@@ -13,7 +13,7 @@
 namespace rondo::text {
 
 struct TemplatePiece {
-  int sequence = -1;  // 0 or 1: a text; -1: these ids
+  int sequence = -1;  // 0 or 1: the first or second text; -1: `ids`
   std::vector<int32_t> ids{};
   int32_t type_id = 0;
 };

@@ -32,7 +32,7 @@ struct PreTokenizers {
 // GPT-2's pattern, which ByteLevel uses if use_regex is set.
 inline constexpr char kGpt2Pattern[] = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Reads the steps of a file's "pre_tokenizer", none for null. Throws FileError for anything that is not supported.
+// Reads the steps of a file's "pre_tokenizer"; null: no steps. Throws FileError for anything that is not supported.
 PreTokenizers read_pre_tokenizers(io::JsonReader& json);
 std::unique_ptr<const PreTokenizer> bert_pre_tokenizer();
 std::unique_ptr<const PreTokenizer> byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex);

@@ -9,7 +9,7 @@
 // a file that is not supported is a FileError that names it. Three differences are intended:
 // - text that is not UTF-8 is an Error; the reference cannot receive such text;
 // - a character that the vocabulary cannot express is an Error if there is no unknown token; the reference drops it;
-// - decode() skips every special token; the reference misses those whose text its normaliser changes.
+// - decode() skips every special token; the reference does not skip one if its normaliser changes the token's text.
 //
 // The text of a special token ("<|endoftext|>") inside an input becomes the special token, as in the reference. Set
 // `split_special_tokens` for text that a user typed.
@@ -77,7 +77,7 @@ class PreTrainedTokenizer : public io::Tokenizer {
   // Returns the token as the file spells it. Throws Error on an id that names no token.
   std::string id_to_token(int32_t id) const;
   bool is_special(int32_t id) const;
-  // True for an added token, which is searched in the text before it is cut into words. All special tokens are added.
+  // True for an added token (added_tokens.h). All special tokens are added tokens.
   bool is_added(int32_t id) const;
   // Returns the ids that the template puts before a single text: {bos} for Llama, nothing for GPT-2.
   std::vector<int32_t> opening_ids() const;
@@ -113,7 +113,8 @@ class AutoTokenizer {
   // GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer and RobertaTokenizer take only vocabulary and merges from
   // tokenizer.json, and build the steps from do_lower_case, strip_accents, tokenize_chinese_chars, add_prefix_space and
   // legacy. Other classes use the whole file. Special tokens that the file lacks are added. add_bos_token and
-  // add_eos_token have no effect with a tokenizer.json, whose post-processor decides; without it they are a FileError.
+  // add_eos_token have no effect with a tokenizer.json, where the post-processor decides, and with a vocab.txt. If one
+  // of them is true, a vocab.json without a tokenizer.json is a FileError.
   //
   // Chat templates see model-specific tokens by name (image_token, model_specific_special_tokens). decode() ends with
   // the clean-up of clean_up_tokenization_spaces; for byte pair models the folder must also set

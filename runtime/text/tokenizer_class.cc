@@ -200,8 +200,8 @@ std::unique_ptr<TokenizerParts> read_whole_file(const std::string& path, const s
           throw FileError(config.path, absl::StrCat("added_tokens_decoder lacks ", io::shown(token),
                                                     ", which tokenizer.json has: make the two agree"));
   }
-  // The tokens, in the order in which they get ids: those of added_tokens_decoder by id, those with a role, then the
-  // others.
+  // The tokens, in the order in which they get ids: those of added_tokens_decoder or added_tokens.json by id, those
+  // with a role, then the others.
   amendments.tokens = config.added;
   for (const AddedToken& token : config.older)
     if (std::find(facts.added_ids.begin(), facts.added_ids.end(), token.id) == facts.added_ids.end())
@@ -226,7 +226,7 @@ std::unique_ptr<TokenizerParts> read_whole_file(const std::string& path, const s
   for (const auto& [name, token] : config.named) further.push_back(token);
   for (AddedToken& token : config.further()) further.push_back(std::move(token));
   for (const AddedToken& token : further) add(token);
-  if (kind == ClassKind::kQwen2)  // this class adds these tokens a second time, without their flags
+  if (kind == ClassKind::kQwen2)  // Qwen2Tokenizer adds tokens of `roles` and `further` a second time, without flags
     for (AddedToken& token : amendments.tokens)
       if (std::any_of(std::begin(roles), std::end(roles), [&](const auto* name) { return *name == token.content; }) ||
           std::any_of(further.begin(), further.end(),

@@ -11,8 +11,8 @@
 
 namespace rondo::text {
 
-// The largest size of a tokenizer file, in bytes. Files are copied, not mapped, so that a file that is truncated
-// meanwhile is an error, not a signal.
+// The largest size of a tokenizer file, in bytes. Files are copied, not mapped: if another process truncates the file
+// while it is read, this is an error, not a signal.
 inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
 // Changes that the other files of a folder make to tokenizer.json (tokenizer_class.cc).
 struct Amendments {

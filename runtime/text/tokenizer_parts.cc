@@ -15,7 +15,7 @@ namespace rondo::text {
 bool TokenizerParts::add_token(AddedToken token) {
   int32_t id = model->vocabulary().id(token.content);
   if (id < 0) {
-    // As in the reference, the next id is the number of tokens in the vocabulary, or follows the largest added id.
+    // As in the reference, the next id is the larger one of the vocabulary's count and the largest added id plus one.
     int64_t next = model->vocabulary().count();
     for (const AddedToken& other : added_) next = std::max<int64_t>(next, other.id + int64_t{1});
     if (next > INT32_MAX) return false;

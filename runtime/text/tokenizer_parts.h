@@ -34,7 +34,7 @@ struct Spaces {
   int32_t leading = 0, trailing = 0;
 };
 
-// The text of a chat template in the folder; error messages call it `where`. See chat/chat_renderer.h.
+// The text of a chat template in the folder. `where`: its name in error messages. See chat/chat_renderer.h.
 struct ChatTemplateText {
   std::string where, text;
 };
