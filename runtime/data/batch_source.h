@@ -22,7 +22,7 @@ using Batch = std::vector<Tensor>;
 
 class BatchSource {
  public:
-  // The number of a batch. position() returns that of the batch that next() will return.
+  // The number of a batch. position() returns the number of the batch that next() will return.
   struct Position {
     int64_t epoch = 0;
     int64_t batch = 0;  // within the epoch
@@ -34,8 +34,8 @@ class BatchSource {
   // Returns the next batch. At the end of each epoch it returns nothing once; the next call starts the next epoch.
   virtual std::optional<Batch> next() = 0;
   virtual Position position() const = 0;
-  // Goes to any position, at any time. Throws Error if the epoch has no batch with this number. The number after that
-  // of the last batch is allowed: it means the end of the epoch.
+  // Goes to any position, at any time. Throws Error if the epoch has no batch with this number. `batch` may be size():
+  // the end of the epoch.
   virtual void seek(Position position) = 0;
   // Returns the number of batches in an epoch. kEndless: an epoch never ends; do not compute with this number.
   virtual int64_t size() const = 0;
@@ -43,8 +43,8 @@ class BatchSource {
   // A hint: tells the source that the reader will seek so that it takes only every n-th batch (batch_share.h). A source
   // that prepares batches ahead then prepares only these.
   virtual void read_every(int64_t /*n*/) {}
-  // `batch`: the number of rows of each batch, except for the last one of an epoch. `order`: this number for the source
-  // whose order of rows is kept: the argument of cut_from() if it was called, else the same as `batch`. Both are 0 if
+  // `batch`: the number of rows of each batch, except for the last one of an epoch. `order`: the batch size that
+  // defines the order of the rows: the argument of cut_from() if it was called, else the same as `batch`. Both are 0 if
   // batches have no common number of rows.
   struct Rows {
     int64_t batch = 0, order = 0;

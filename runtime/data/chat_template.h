@@ -7,7 +7,7 @@
 //
 // Each role has one line: its name, a colon, a space, and its text. In the text, {content} stands for the content of
 // the message and {content|trim} for the content without white space at both ends; \n, \t, \r and \\ are escapes; no
-// other character is special. Empty lines and lines that begin with # are skipped. These optional names are no roles:
+// other character is special. Empty lines and lines that begin with # are skipped. These optional names are not roles:
 //   start, end    text before the first message, and after the last message of a finished conversation
 //   no_system     text after `start` if the first message does not have the role `system`
 //   trained       the roles whose content carries loss, separated by spaces; default: assistant

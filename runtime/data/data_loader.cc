@@ -35,7 +35,7 @@ int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
     throw Error(absl::StrCat("DataLoader: num_workers ", options.num_workers, " is outside [0, 1024]"));
   if (options.prefetch < 1) throw Error(absl::StrCat("DataLoader: prefetch ", options.prefetch));
   if (items < 0) throw Error(absl::StrCat("DataLoader: the dataset says that it has ", items, " items"));
-  const int64_t whole = items / options.batch_size;  // rounded up below: items + batch_size - 1 might overflow
+  const int64_t whole = items / options.batch_size;  // rounded up in the next line: (a + b - 1) / b may overflow
   return whole + (!options.drop_last && items % options.batch_size != 0);
 }
 

@@ -9,9 +9,9 @@
 // Item tensors of shape (...) become a batch tensor of shape (B, ...).
 // Each item gets its own Generator, seeded by (seed, epoch, index), from which a dataset draws its augmentations
 // (Dataset::get(index, generator)): the same numbers for any number of workers, and after seek(position()).
-// Threads: the first next() starts them, the destructor joins them and waits for at most one get() per worker. Call
+// Threads: the first next() starts them, the destructor joins them and waits for at most one batch per worker. Call
 // next(), seek() and position() from one thread. Ops in get() use only the worker's own thread (OneThread, parallel.h).
-// Do not draw from the default generator in get(): it is that of the worker's thread, so the numbers depend on which
+// Do not draw from the default generator in get(): each worker's thread has its own, so the numbers depend on which
 // worker prepares the item, and a resumed run does not repeat them.
 #pragma once
 

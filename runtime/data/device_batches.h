@@ -12,8 +12,8 @@
 // has read it before. A slow source should read in its own threads: DataLoaderOptions::num_workers.
 //
 // Position: position() is the position of the batch that next() will return; batches that are only read ahead do not
-// count. The source's own position is ahead of it, so nobody else may read from the source meanwhile, unless they seek
-// back afterwards. The destructor seeks the source back to position().
+// count. The source's own position is ahead of it. Another reader may use the source meanwhile only if it seeks back
+// afterwards. The destructor seeks the source back to position().
 // Errors: if the source throws for a batch, the next() that would return this batch rethrows, and skips the batch if
 // the source does. If a copy ahead runs out of memory, the next() that returns the batch copies it again. If that
 // throws OutOfMemoryError, too, the batch stays, and the following call of next() tries again. A batch that cannot be

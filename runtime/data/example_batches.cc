@@ -306,7 +306,7 @@ Batch ExampleBatches::load(const PlannedBatch& batch, const Plan& plan) const {
       if (options_.pack) std::iota(positions_row + column, positions_row + column + n, 0);
       column += n;
     }
-    // The positions of the padding begin at 0, so it counts as one more sequence.
+    // The positions of the padding begin at 0, so the padding counts as one more sequence.
     if (options_.pack) std::iota(positions_row + column, positions_row + T, 0);
   }
   if (options_.pack) return {x, y, positions};

@@ -92,8 +92,8 @@ class ExampleSet {
   // True if some example has tokens of a second text.
   bool has_pairs() const { return has_pairs_; }
 
-  // Adds one example. Throws Error if it is empty, if the number of flags is not that of ids, if an id is negative, if
-  // it has no target, or if its kind of label or its count of numbers differs from that of the other examples.
+  // Adds one example. Throws Error if it is empty, if its numbers of flags and ids differ, if an id is negative, if it
+  // has no target, or if its kind of label or its count of numbers differs from that of the other examples.
   void add(const Example& example);
   void set_label_names(std::vector<std::string> names) { label_names_ = std::move(names); }
   // Renumbers the labels: label i becomes order[i].

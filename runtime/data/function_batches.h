@@ -1,4 +1,4 @@
-// FunctionBatches: a BatchSource whose batches a function makes.
+// FunctionBatches: a BatchSource that gets its batches from a function.
 //
 //   const data::TokenDataset windows(tokens, /*block_size=*/64);
 //   data::FunctionBatches batches(steps_of_an_epoch, [&](data::BatchSource::Position at) -> data::Batch {

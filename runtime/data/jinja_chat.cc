@@ -75,8 +75,8 @@ struct ChatEncoder::Jinja : ChatEncoder::Impl {
     if (whole.ids.size() < first || !std::equal(before.ids.begin(), before.ids.end(), whole.ids.begin()))
       refuse(i, "its first words share a token with the text before them (white space at its start?)");
     const int64_t end = text::jinja::count_points(with);
-    // Loss ends with the last marker of the message, after which only white space may follow. Without a marker, the
-    // whole message carries loss.
+    // Loss ends with the last marker of the message if only white space follows it. Otherwise the whole message carries
+    // loss; but words after a special token are an error.
     size_t last = first, marker = out.ids.size();
     bool special = false;
     for (; last < whole.ids.size() && whole.offsets[last].end <= end; ++last)

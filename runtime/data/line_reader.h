@@ -17,7 +17,8 @@ class LineReader {
   explicit LineReader(const std::string& path, uint64_t longest = kLongestLine) : file_(path), longest_(longest) {}
 
   // Sets `line` to the next line without its line feed, valid until the next call. Returns false at the end of the
-  // file. Skips a byte order mark at the file's beginning. Throws DataError for invalid UTF-8 and for too long lines.
+  // file. Skips a byte order mark at the file's beginning. Throws DataError for invalid UTF-8 and for a line that is
+  // longer than `longest`.
   bool next(std::string_view& line);
   // Returns the number of the line that next() returned last, from 1.
   int64_t number() const { return number_; }

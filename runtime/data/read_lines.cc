@@ -112,7 +112,7 @@ void fit(Outcome& out, const ReadOptions& options, const std::string& path, int6
 
 void add_lines(const std::string& path, const ReadOptions& options, const TextEncoder& encoder,
                absl::FunctionRef<Example(std::string_view, int64_t)> make, ExampleSet& out) {
-  constexpr size_t kBytes = 1 << 20, kLines = 1 << 12;  // limits of the lines that are encoded in parallel
+  constexpr size_t kBytes = 1 << 20, kLines = 1 << 12;  // limits of a group of lines that is encoded in parallel
   constexpr int64_t kGrain = 4;
   // The longest line, in bytes. Encoding an example takes up to 40 bytes of memory for each byte of its text.
   constexpr uint64_t kLongestExample = 1 << 24;

@@ -111,7 +111,7 @@ StagingSlot* StagedCopies::stage(const Batch& batch, bool may_wait) {
   return slot;
 }
 
-// Note [Copies ahead]
+// See Note [Copies ahead].
 Batch StagedCopies::start(StagingSlot& slot, const Batch& batch) {
   const memory::Cause cause("", "a batch that is copied ahead", std::source_location::current());
   Batch there(batch.size());

@@ -37,7 +37,7 @@ class TokenData {
   int64_t operator[](int64_t i) const {
     return width_ == 2 ? static_cast<const uint16_t*>(data_)[i] : static_cast<const uint32_t*>(data_)[i];
   }
-  // Returns the size of the vocabulary, which all ids are below; 0 if the file does not give the size.
+  // Returns the size of the vocabulary; all ids are below it. Returns 0 if the file does not give the size.
   int64_t vocab_size() const { return vocab_size_; }
   // Returns the largest id, found in a pass over all ids; -1 if there are none.
   int64_t max_id() const;
