@@ -32,8 +32,8 @@ namespace rondo::dist {
 
 class BucketReducer {
  public:
-  // `parameters`: for each slot, its parameter's index in the caller's list. `bucket` must outlive this. With a layout,
-  // the bucket is reduced by reduce_scatter: Note [Shards] in gradient_shards.h.
+  // `parameters`: for each slot, its parameter's index in the caller's list. `bucket` must outlive this object. With a
+  // layout, the bucket is reduced by reduce_scatter: Note [Shards] in gradient_shards.h.
   BucketReducer(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused,
                 std::optional<ShardLayout> layout = std::nullopt, int world_size = 1);
 
@@ -43,8 +43,8 @@ class BucketReducer {
   Tensor home(size_t slot) const;
 
   // Puts the whole parameter's gradient, or the slot's piece of it, into the bucket. If `gradient` is undefined, the
-  // slot is sent as zeros. `only_holder`: nobody else can see the gradient's memory, so it may be overwritten with the
-  // average.
+  // slot is sent as zeros. `only_holder`: no other tensor shares the gradient's memory, so it may be overwritten with
+  // the average.
   void put(size_t slot, const Tensor& gradient, bool only_holder);
   bool has_gradient(size_t slot) const { return filled_[slot]; }
   // True if the average lies in the memory of the gradient that put() received.

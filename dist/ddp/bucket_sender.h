@@ -29,7 +29,7 @@ class BucketSender {
 
   // Call when the gradient of parameter `i` is ready to be sent.
   void take(size_t i);
-  // Sends buckets and second parts in order, and stops at the first one some of whose gradients have not arrived.
+  // Sends buckets and second parts in order, and stops at the first one that still lacks a gradient.
   void send_ready();
   // Sends all that is left. Every rank sends every bucket, even one that lacks a gradient: otherwise the other ranks
   // would wait for it. finish() tells all ranks what was missing.

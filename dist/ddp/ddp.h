@@ -5,7 +5,7 @@
 //   dist::DistributedDataParallel ddp(model, group);       // every rank now has rank 0's parameters
 //   compile::compile_regions(model);                       // or before, or not at all
 //   for (...) {
-//     model.loss(x, y).backward();                         // buckets leave at the seams of the model's blocks
+//     model.loss(x, y).backward();                         // sends each bucket when its gradients are final
 //     ddp.finish();                                        // the gradients are the averages
 //     optimizer.step();
 //     optimizer.zero_grad();
@@ -17,7 +17,7 @@
 // but the last run under `const auto local = ddp.no_sync();`.
 //
 // Every rank makes the same updates. After an error of the group, load the last checkpoint.
-// The model must outlive this. Thread safety: the thread that runs backward.
+// The model must outlive this object. Thread safety: the thread that runs backward.
 //
 // More at the end of this file: Note [Buffers], [When a gradient leaves], [What is an error], [Equal updates],
 // [Updates in backward], [Averages on a device].
@@ -56,7 +56,7 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
   ~DistributedDataParallel() override;
   // Throws Error unless a model on this device can be wrapped together with a group. Call this before the group or the
-  // model is made, if the device is known by then. `what`: what the message calls the model.
+  // model is made, if the device is known by then. `what`: the name of the model in the message.
   static void check_device(Device device, std::string_view what = "the model");
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;

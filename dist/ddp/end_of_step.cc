@@ -23,7 +23,7 @@ uint64_t hash_of(const std::vector<UpdateFacts>& updates) {
   return sum.digest();
 }
 
-// A collective. Adds a message to `troubles` for the first rank whose optimizers made other updates than rank 0's.
+// A collective. Adds a message to `troubles` for the first rank with updates that differ from rank 0's.
 void note_other_updates(ProcessGroup& group, const std::vector<UpdateFacts>& updates,
                         std::vector<std::string>& troubles) {
   std::string mine;

@@ -42,7 +42,7 @@ struct ShardedBucket {
   size_t index;  // index of the bucket in the plan
   Bucket bucket;
   ShardLayout layout;
-  Tensor sent;      // (world_size, row + tag): may be overwritten from take() to before_send()
+  Tensor sent;      // (world_size, row + tag): may be overwritten between take() and the next before_send()
   Tensor averages;  // (row + tag): the averages of this rank's row
 };
 

@@ -20,7 +20,7 @@ class Lost final : public Recorder {
     throw_internal("a parameter that was lost records", where);
   }
   void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", kLost, where); }
-  void interrupt(const char*, std::source_location) override {}  // the history is complete
+  void interrupt(const char*, std::source_location) override {}  // the values are missing, not the history
 };
 Recorder* lost() {
   static auto* const recorder = new Lost;
@@ -119,7 +119,7 @@ void ParameterGather::wait(size_t b) {
   Bucket& bucket = buckets_[b];
   if (!bucket.under_way) return;
   bucket.work.wait();  // may throw: then the bucket stays under way, and every read throws
-  if (!group_->failure().empty()) bucket.work.synchronize();  // throws unless it was done before the failure
+  if (!group_->failure().empty()) bucket.work.synchronize();  // throws unless the gather was done before the failure
   const NoGrad off;
   const RecorderScope eager(nullptr);  // no recording reads these parameters yet
   for (const Piece& piece : bucket.pieces) {

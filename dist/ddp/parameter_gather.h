@@ -45,7 +45,8 @@ class ParameterGather final : public Recorder {
 
   // `copy`: undefined, or a tensor in another dtype that receives the parameter's values, too.
   size_t add_parameter(Tensor parameter, Tensor copy);
-  // `memory`: at least (world_size, row) elements of `dtype`, free from start() until the bucket has landed.
+  // `memory`: at least (world_size, row) elements of `dtype`. The caller does not use it from start() until the bucket
+  // has landed.
   size_t add_bucket(std::vector<Piece> pieces, const Tensor& memory, int64_t row, DType dtype);
   // Replaces the source of one of this rank's pieces.
   void set_source(size_t bucket, size_t piece, Tensor source) {

@@ -94,7 +94,7 @@ BucketPlan agree_on_plan(const nn::ModuleBase& model, StepState& step, const Sha
     parts.back().parameters.push_back(gradient.parameter);
     apart = has_rows;  // the bucket of the first part need not wait for the gradient of another parameter
   }
-  for (optim::Seam& part : parts) {  // Note [Bucket order]
+  for (optim::Seam& part : parts) {  // see Note [Bucket order]
     const bool is_block = !part.path.empty();
     int64_t bytes = 0;
     for (const Tensor& p : part.parameters) bytes += p.nbytes();

@@ -65,7 +65,7 @@ void RowGather::allocate(int64_t capacity) {
   for (const Tensor* made : {&all_indices_, &all_rows_}) made->storage().set_purpose(Purpose::kGradients);
 }
 
-// Sends this rank's indices and rows. Fills unused capacity with rows of zeros whose index is 0.
+// Sends this rank's indices and rows. Fills unused capacity with rows of zeros at index 0.
 void RowGather::send(ProcessGroup& group, int64_t tag, const std::string& name) {
   const Device device = parameter_.device();
   const bool as_they_are = pieces_.size() == 1 && taken_ == capacity_;

@@ -135,7 +135,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   std::vector<ShardPiece> pieces_;                          // by slot; empty: not cut yet
   std::vector<Taken> taken_;
   std::unordered_map<size_t, size_t> taken_of_;  // index in taken_, by the bucket's index in the plan
-  std::unordered_map<size_t, Tensor> earlier_;   // by slot: the gradient from before the bucket that is under way
+  std::unordered_map<size_t, Tensor> earlier_;   // by slot: its gradient from before the bucket was sent
   ParameterGather gather_;
   std::vector<Tensor> claimed_;
   std::vector<std::pair<int64_t, Listener>> listeners_;
@@ -390,8 +390,8 @@ void ShardedOptimizer::State::zero_grad(bool set_to_none) {
 
 // ---- Steps
 
-// Waits for the parameters under way, then throws if the group has failed. In this order, because the error of the
-// gather says which collective failed.
+// Waits for the parameters under way, then throws if the group has failed. The wait comes first because the error of
+// the gather says which collective failed.
 void ShardedOptimizer::State::wait() {
   gather_.wait();
   group_->check_usable(kSharded);
@@ -497,7 +497,7 @@ void ShardedOptimizer::State::load(const nn::StateDict& whole) {
   const nn::StateDict cut = cut_state(optimizer_.name(), parameters_, pieces_, kept_.slots, whole);
   directly([&] { optimizer_.load_state_dict(cut); });
   load_masters(cut);
-  kept_.states_loaded = false;  // the pieces differ from rank to rank
+  kept_.states_loaded = false;  // the ranks compare facts of the whole states, because their pieces differ
   kept_.loaded_facts = optim::Step::facts_of_states(optimizer_.name(), whole);
 }
 

@@ -13,7 +13,7 @@
 //   }
 //   io::save_checkpoint(..., {.model = model.state_dict(), .optimizer = shards.state_dict()});   // on every rank
 //
-// `ddp` and `optimizer` must outlive this. Several optimizers of one model have a ShardedOptimizer each. When it is
+// `ddp` and `optimizer` must outlive this object. Each optimizer of a model has its own ShardedOptimizer. When that is
 // destroyed, its `ddp` and `optimizer` cannot make another step. Thread safety: the thread that trains.
 //
 // More at the end of this file: Note [Beside a plain optimizer] (the differences), [How states are cut], [Numbers of a

@@ -35,7 +35,7 @@ nn::StateDict gather_state(ProcessGroup& group, const std::vector<Tensor>& param
                            std::optional<int> only_on, absl::FunctionRef<bool(std::string_view name)> wanted);
 
 // Returns the part of `whole`, the state of whole parameters, that belongs to the pieces, under the names of their
-// slots. Throws StateDictError, whose message begins with `what`, for names and shapes that do not fit the parameters.
+// slots. Throws StateDictError for names and shapes that do not fit the parameters; its message begins with `what`.
 nn::StateDict cut_state(const char* what, const std::vector<Tensor>& parameters, const std::vector<ShardPiece>& pieces,
                         const std::vector<optim::ParamSlot>& slots, const nn::StateDict& whole);
 

@@ -1,5 +1,6 @@
-// A rank's next collective, described in 64 bytes that the ranks exchange before a tensor moves. Without this check,
-// different sizes would break the group's connections, and equal sizes with another meaning would give wrong numbers.
+// Describes a rank's next collective in 64 bytes. The ranks compare these bytes before a tensor moves. Without the
+// comparison, different sizes would break the group's connections, and different collectives of equal size would give
+// wrong numbers.
 //
 // No sockets and no threads in this file.
 #pragma once

@@ -185,7 +185,7 @@ void NcclCommunicator::watch() {
   changed_.notify_all();
 }
 
-// Removes finished collectives from in_flight_, in order. False if the device reports an error.
+// Removes finished collectives from in_flight_, in order. Returns false if the device reports an error.
 bool NcclCommunicator::drop_reached() {
   for (;;) {
     std::shared_ptr<DeviceWork> first;

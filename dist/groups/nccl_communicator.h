@@ -55,7 +55,7 @@ class NcclCommunicator {
     std::string label;  // names a subgroup in messages
   };
 
-  // Waits until all ranks have called this with the same id. `host`: the group of the same ranks, in the same order.
+  // Waits until all ranks call it with the same id. `host`: the group of the same ranks, in the same order.
   // Throws TimeoutError, or ConnectionError with NCCL's reason.
   NcclCommunicator(const NcclLibrary& library, const NcclId& id, Options options, std::shared_ptr<HostGroup> host);
   ~NcclCommunicator();
@@ -117,7 +117,7 @@ class NcclCommunicator {
   bool idle_ = false, closing_ = false, unwinds_ = false, ended_ = false;
   std::string failure_;
 
-  std::atomic<uint64_t> posted_{0};  // the number of the collective that this rank last told the others of
+  std::atomic<uint64_t> posted_{0};  // the number of the last collective that this rank has posted to the others
 
   // Used by the watching thread only
   NamedCall done_;  // the last collective that is done

@@ -21,14 +21,14 @@ struct FoundNccl {
   bool asked = false;
   const NcclLibrary* library = nullptr;
   std::string why_not;
-  std::vector<std::unique_ptr<const NcclLibrary>> all;  // never freed: what forget_nccl() dropped may still be in use
+  std::vector<std::unique_ptr<const NcclLibrary>> all;  // never freed: groups may still use a table after forget_nccl()
 };
 FoundNccl& found_nccl() {
   static FoundNccl* found = new FoundNccl;  // never destroyed: a group may be destroyed after main()
   return *found;
 }
 
-// Returns the text of an NCCL_VERSION_CODE, whose encoding changed with NCCL 2.9.
+// Returns the text of an NCCL_VERSION_CODE. Its encoding changed with NCCL 2.9.
 std::string version_text(int code) {
   return code < 10'000 ? absl::StrCat(code / 1000, ".", code % 1000 / 100, ".", code % 100)
                        : absl::StrCat(code / 10'000, ".", code % 10'000 / 100, ".", code % 100);

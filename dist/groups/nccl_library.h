@@ -30,7 +30,7 @@ struct NcclId {
   char bytes[128];
 };
 inline constexpr int kNcclUndefined = INT_MIN;  // the library chooses the value
-// The layout of 2.18; `size` and `version` tell this to a later library.
+// NCCL 2.18's layout; `size` and `version` tell a later library that this is the layout.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef, version = 21800;

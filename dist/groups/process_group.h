@@ -84,7 +84,7 @@ class ProcessGroup {
   // Returns the message of the group's first error; empty while collectives can run. Waits, at most a few seconds,
   // while the cause is being found. Any thread may call it.
   virtual std::string failure() { return ""; }
-  // Throws ConnectionError with the message of failure() once the group has failed. `what`: what cannot be done now.
+  // Throws ConnectionError with the message of failure() once the group has failed. `what`: the caller, for messages.
   void check_usable(std::string_view what);
 
   // Collectives. Tensors are dense, in host memory or on the group's device, and have the same shape and dtype
@@ -180,6 +180,7 @@ std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text
 // Note [The end of a group]
 // Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
 // collective that already moves data, and up to 3 s for collectives of a device, which it then aborts. While an
-// exception unwinds, it waits for no collective, but up to 1 s for the abort. In the rank that keeps the store (no
-// launcher), it waits up to 5 s more, so that the others can ask the store what went wrong. In a forked child the group
-// cannot be used: collectives throw Error, and its destructor waits for nothing and does not affect the other ranks.
+// exception unwinds, it waits for no collective, but up to 1 s for the abort. If there is no launcher, rank 0 keeps the
+// store, and its destructor waits up to 5 s more, so that the others can ask the store what went wrong. In a forked
+// child the group cannot be used: collectives throw Error, and the destructor waits for nothing and does not affect the
+// other ranks.

@@ -6,7 +6,7 @@ namespace rondo::dist {
 
 ScalarReduction::ScalarReduction(ProcessGroup& group, ReduceOp op, std::vector<Term> terms, std::string_view name)
     : group_(group), op_(op), terms_(std::move(terms)), name_(name) {
-  if (!group.device()) begin();  // whatever the terms are: all ranks need the same order of collectives
+  if (!group.device()) begin();  // does not depend on the terms: all ranks need the same order of collectives
 }
 
 void ScalarReduction::begin() {

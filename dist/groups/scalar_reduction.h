@@ -25,7 +25,7 @@ class ScalarReduction {
     Tensor value;  // a tensor of one element
     double weight = 1;
   };
-  // A rank's number is the sum of weight * value over its terms, in f64. The group must outlive this.
+  // A rank's number is the sum of weight * value over its terms, in f64. The group must outlive this object.
   ScalarReduction(ProcessGroup& group, ReduceOp op, std::vector<Term> terms, std::string_view name);
   // Waits for all ranks. Returns the same bits on every rank. Throws what Work::wait() throws.
   double value();

@@ -48,7 +48,7 @@ class SequenceRecord {
   uint64_t first() const { return count_ + 1 - entries_.size(); }
   // Returns the hash of all calls up to `number`. REQUIRES: first() <= number <= count().
   uint64_t hash_at(uint64_t number) const { return entries_[number - first()].hash; }
-  // "all_reduce 3 (bucket 2; 8 f32)", or a text that says that no call has this number.
+  // Returns "all_reduce 3 (bucket 2; 8 f32)", or a text that says that no call has this number.
   std::string describe_at(uint64_t number) const;
 
  private:

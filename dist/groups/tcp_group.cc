@@ -49,7 +49,7 @@ struct Job {
 // The ranks of a group. A subgroup has some of the job's ranks.
 struct Members {
   std::vector<int> ranks;  // the members' ranks in the job
-  std::string prefix;      // of the subgroup's keys in the store; empty for the whole job, whose prefix meet() chooses
+  std::string prefix;      // the prefix of a subgroup's keys in the store; empty: the whole job, meet() chooses it
   std::string label;       // " of subgroup NAME (ranks 1, 3)", for messages
 
   int position_of(int rank) const {
@@ -169,8 +169,8 @@ class Communicator {
   }
 
   // Closes the communicator: jobs that have not begun get an error. Waits up to `patience` for a job that already moves
-  // data, since its peers take part. Returns false if this job takes longer: the thread then ends by itself when the
-  // group's timeout has passed.
+  // data, because other ranks take part in it. Returns false if this job takes longer: the thread then ends by itself
+  // when the group's timeout has passed.
   bool close(const char* how, bool failed, Milliseconds patience) {
     bool first = false;
     {
@@ -221,7 +221,7 @@ class Communicator {
                                                         : Work::Outcome::kLost;
     }
     const std::shared_ptr<Work::State> state = job.state;
-    job = Job();  // drop the tensors before the waiting thread continues: it owns them again
+    job = Job();  // drop the tensors before the waiting thread continues: that thread owns them again
     state->finish(outcome, std::move(error));
   }
 
@@ -338,7 +338,7 @@ class Communicator {
   Block block_of(size_t n) const { return {n, static_cast<size_t>(world_size_), static_cast<size_t>(rank_)}; }
 
   // Reduces the tensors of all ranks. `reduced` receives this rank's block of the sums or averages, in the dtype of the
-  // call. It may be that block of `in`.
+  // call. `reduced` may be that block of `in`.
   void reduce(const Call& call, const void* in, void* reduced) {
     const auto n = static_cast<size_t>(call.numel), mine = block_of(n).size();
     const DType wire = wire_dtype(call.dtype);
@@ -371,7 +371,7 @@ class Communicator {
 
 class TcpGroup final : public HostGroup, public std::enable_shared_from_this<TcpGroup> {
  public:
-  // `parent`: the group that this subgroup was made from; it keeps the store.
+  // `parent`: the group that this subgroup was made from. The parent keeps the store's server, if this rank has one.
   TcpGroup(const Environment& environment, GroupOptions options, Members members,
            std::shared_ptr<HostGroup> parent = nullptr)
       : environment_(environment),

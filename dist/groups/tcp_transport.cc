@@ -34,7 +34,7 @@ struct TcpTransport::State {
   const size_t me, ranks;
   const Milliseconds timeout;
   Messages messages;
-  uint64_t slot = 0;  // of the next message; the same on all ranks because they make the same calls
+  uint64_t slot = 0;  // the slot of the next message; the same on all ranks because they make the same calls
 
   // Return the rank me + distance or me - distance, modulo the number of ranks.
   int behind(size_t distance) const { return static_cast<int>((me + distance) % ranks); }

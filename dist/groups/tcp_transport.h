@@ -25,7 +25,8 @@ struct Block {
 
 class TcpTransport {
  public:
-  // Connects all ranks. `prefix`: of the store's keys under which the ranks publish their addresses. Throws DistError.
+  // Connects all ranks. `prefix`: begins the store's keys under which the ranks publish their addresses. Throws
+  // DistError.
   TcpTransport(Store& store, const std::string& prefix, const Environment& environment, Milliseconds timeout);
   ~TcpTransport();
   TcpTransport(const TcpTransport&) = delete;
@@ -40,8 +41,8 @@ class TcpTransport {
   // Rank r sends block r of `values` (n elements of `width` bytes each) and receives the other blocks.
   void all_gather(void* values, size_t width, size_t n);
   // sums[i] is the sum over the ranks of element i of this rank's block of `in`, which has n elements of `dtype`.
-  // `sums` has the wire dtype. Adds in the order of the ranks, beginning with this one. `sums` may be this rank's block
-  // of `in`.
+  // `sums` has the wire dtype. Adds in the order of the ranks, beginning with this rank and wrapping around. `sums` may
+  // be this rank's block of `in`.
   void reduce_scatter(const void* in, DType dtype, size_t n, void* sums);
 
   // Ends an exchange() in progress, and every later one, with ConnectionError.

@@ -27,8 +27,8 @@ std::vector<ProcessInfo> descendants_of(pid_t root, const std::vector<pid_t>& ex
 std::vector<pid_t> children_of(pid_t root);
 
 // Sends SIGKILL to every descendant of this process, and reaps those that are or become its children, until none is
-// left. False if some are left at the deadline, such as a process of another user, or one that is blocked in the
-// kernel. Children in `except` are neither killed nor reaped.
+// left. Returns false if some are left at the deadline, such as a process of another user, or one that is blocked in
+// the kernel. Children in `except` are neither killed nor reaped.
 bool kill_descendants(Deadline deadline, const std::vector<pid_t>& except = {});
 
 // While this object lives, orphaned descendants of this process become its children.

@@ -107,7 +107,7 @@ class GuardProcess {
       for (const auto& [pid, r] : ranks_) {
         if (rank != Guard::kEveryRank && rank != r) continue;
         ::kill(-pid, number);
-        ::kill(-pid, SIGCONT);  // a stopped process would not handle it
+        ::kill(-pid, SIGCONT);  // a stopped process would not handle the signal
       }
     }
     return order != Order::kEndAll;

@@ -7,8 +7,8 @@
 // Note [Who ends whom]. PR_SET_PDEATHSIG ends a rank with its parent, but a rank's own children do not inherit it. The
 // guard is a subreaper, so orphans remain its descendants, also after setsid(). It notices the launcher's end because
 // their connection closes. It has its own process group, so a signal to the launcher's group does not reach it. If the
-// guard itself is killed, the ranks get SIGKILL by PR_SET_PDEATHSIG, and the launcher, a subreaper too, ends what they
-// leave. Not covered: SIGKILL to launcher and guard at the same time (then only the ranks end), processes of another
+// guard itself is killed, the ranks get SIGKILL by PR_SET_PDEATHSIG, and the launcher, a subreaper too, ends their
+// orphans. Not covered: SIGKILL to launcher and guard at the same time (then only the ranks end), processes of another
 // user (setuid), and processes that a service outside of the job starts on request.
 #pragma once
 

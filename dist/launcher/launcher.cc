@@ -31,7 +31,7 @@ namespace {
 
 // Failures this close together may have one cause: they are all reported.
 constexpr Milliseconds kSettle{300};
-// How long to wait for output when maybe no rank is left that writes output, or no reader that reads it.
+// How long to wait for more output at the end of the job: no process may be left that writes output or reads it.
 constexpr Milliseconds kDrain{500};
 // How long the rank to blame may take to end, after another rank has reported it.
 constexpr Milliseconds kEnding{1'000};
@@ -257,8 +257,8 @@ class LaunchedJob {
     guard_.signal(Guard::kEveryRank, SIGKILL);
   }
 
-  // All ranks have ended: ends the processes that they left behind, then delivers the rest of the output. Waits for a
-  // slow reader, unless a signal came.
+  // Call when all ranks have ended or the guard was killed. Ends all processes of the job that are left, then delivers
+  // the rest of the output. Waits for a slow reader, unless a signal came.
   void end() {
     if (guard_.lost() && any_runs()) {
       output_.say("the guard process was killed; the job ends");

@@ -5,7 +5,7 @@
 // get SIGTERM and, after the grace period, SIGKILL. SIGINT, SIGTERM and SIGHUP are passed on to the ranks, and the job
 // ends the same way. A signal that the launcher inherited as ignored stays ignored (nohup).
 //
-// With max_restarts, a failed rank does not end the job: when all its processes have ended, all ranks start again, at
+// With max_restarts, the job does not end with a failed rank: when all processes have ended, all ranks start again, at
 // most max_restarts times. They see TORCHELASTIC_RESTART_COUNT (Environment::restart_count) and continue from their
 // last checkpoint, if they write one. A signal to the launcher, and a program that cannot be started, cause no restart.
 //
@@ -22,8 +22,8 @@
 namespace rondo::dist {
 
 // Receives whole lines: what the ranks wrote to stdout (1) or stderr (2), and the launcher's own messages (2). Called
-// from two threads, one for each stream. May block; signals still end the job. Its captures must stay valid even if a
-// call never returns.
+// from two threads, one for each stream. May block; signals still end the job. The function's captures must stay valid
+// even if a call never returns.
 using LaunchOutput = std::function<void(int stream, std::string_view text)>;
 
 // Returns when all processes of the job have ended: 0 if every rank exited with 0, otherwise the exit code of the rank

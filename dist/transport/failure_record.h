@@ -18,7 +18,7 @@ class Store;
 
 struct FailureRecord {
   int64_t time = 0;         // microseconds since 1970
-  std::vector<int> causes;  // ranks whose failure this one reports; none if it failed by itself
+  std::vector<int> causes;  // the ranks that made this rank fail; empty: it failed by itself
   std::string message;
 
   static FailureRecord now(std::vector<int> causes, std::string message);

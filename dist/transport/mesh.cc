@@ -26,7 +26,7 @@ constexpr std::string_view kMagic = "RONDOPR1";
 constexpr size_t kRandom = 32;
 // The most connections without a proof. Beyond this, the oldest one is closed.
 constexpr size_t kMaxStrangers = 128;
-// The most connections that are accepted in a row, before the connections that are already open are looked at again.
+// The most connections that are accepted in a row. After that, the open connections are handled first.
 constexpr int kAtOnce = 64;
 // How long to wait before connecting again to a rank that gave no proof, or accepting again without free descriptors.
 constexpr Milliseconds kPause{50};

@@ -27,7 +27,7 @@
 namespace rondo::dist {
 
 struct MeshOptions {
-  std::string prefix;  // of the group's keys in the store: unique to this group
+  std::string prefix;  // begins the group's keys in the store; unique to this group
   std::string token;   // the job's token
   int rank = 0, world_size = 1;
   Milliseconds timeout{0};         // for connecting to all ranks

@@ -1,5 +1,5 @@
 // Messages between ranks over connected sockets. The thread that calls wait_*() moves the bytes; there is no background
-// thread. So nothing moves while nobody waits, except what fits into the kernel's buffers.
+// thread. Between these calls only the bytes move that fit into the kernel's buffers.
 //
 // Messages between two ranks are received in the order in which they were sent. Each has a slot and a size, and the
 // receiver must ask for the same slot and size.

@@ -22,8 +22,8 @@ class PeerStatus {
   // Collectives of host tensors and those of device tensors have separate numbers.
   enum class Lane : uint8_t { kHost, kDevice };
 
-  // `prefix`: of the group's keys. `members`: the group's ranks, numbered as in the job. If the connection ends without
-  // leave(), the store publishes "its process ended".
+  // `prefix`: begins the group's keys. `members`: the group's ranks, numbered as in the job. If the connection ends
+  // without leave(), the store publishes "its process ended".
   PeerStatus(Store& store, const Environment& environment, std::string prefix, std::vector<int> members);
 
   // Publishes the collective that this rank begins. Takes microseconds. Never throws.
@@ -55,7 +55,7 @@ class PeerStatus {
   enum class State { kUnknown, kGone, kFailed, kBehind, kThere };
   struct Peer {
     State state = State::kUnknown;
-    bool is_silent = false;  // has not published that its collective is late, too
+    bool is_silent = false;  // the rank has not published that its collective is late, too
     std::string text;
   };
   Peer look_at(Lane lane, int rank, uint64_t number);

@@ -55,7 +55,7 @@ class Meeting {
     }
   }
   static std::string this_process() {
-    // Process ids are reused, and each machine has its own.
+    // A process id alone is not unique: ids are reused, and each machine has its own.
     static const std::string& tag = *new std::string(random_bytes(8));
     return absl::StrCat("process ", ::getpid(), "/", absl::BytesToHexString(tag));
   }

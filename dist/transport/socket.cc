@@ -39,7 +39,7 @@ Addresses look_up(const std::string& host, int port, int flags, std::string& err
   return code == 0 ? Addresses(found, freeaddrinfo) : nullptr;
 }
 
-// Reads a numeric address, which needs no name server. Null if `host` is a name.
+// Reads a numeric address, which needs no name server. Returns null if `host` is a name.
 Addresses read_address(const std::string& host, int port) {
   std::string ignored;
   return look_up(host, port, AI_NUMERICHOST, ignored);

@@ -30,7 +30,7 @@ Store::Store(const std::string& host, int port, Milliseconds timeout, std::strin
   const std::string challenge(receive(timeout).fields().text()), random = random_bytes(kHashBytes);
   if (challenge.size() != kHashBytes) throw ConnectionError(absl::StrCat(peer_, " is not a store"));
   const Reply reply = call(hello_message(token, challenge, random), timeout);
-  // Nothing but a store of this job can give this answer.
+  // Only a store of this job can give this answer.
   if (!same_bytes(reply.fields().text(), store_proof(token, "server", challenge, random)))
     throw ConnectionError(absl::StrCat(peer_, " is not that of this job: it does not know the token"));
 }

@@ -310,7 +310,7 @@ class StoreServer::Loop {
     const ssize_t n = ::send(c.socket.get(), c.out.data() + c.out_begin, c.unsent(), MSG_NOSIGNAL);
     if (n > 0) {
       c.out_begin += static_cast<size_t>(n);
-      if (c.out_begin == c.out.size() || n >= 1 << 16) c.out_by.reset();  // the peer reads
+      if (c.out_begin == c.out.size() || n >= 1 << 16) c.out_by.reset();  // the peer still reads
     } else if (n < 0 && errno != EAGAIN && errno != EINTR) {
       end(c);
     }
