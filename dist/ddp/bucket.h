@@ -24,7 +24,7 @@ namespace rondo::dist {
 
 // What finish() does with the buffers that each rank's forward writes, such as BatchNorm's running statistics.
 enum class BufferSync : uint8_t {
-  kBroadcast,  // every rank gets rank 0's values, as in PyTorch: what rank 0 saves is what every rank evaluates with
+  kBroadcast,  // every rank gets rank 0's values, as in PyTorch: all ranks evaluate with the values that rank 0 saves
   // Every rank gets the mean of the values over the ranks. Integers, such as a count of batches, are not averaged:
   // every rank gets rank 0's. If a rank had no batch in the step, its values from before the step enter the mean.
   kAverage,

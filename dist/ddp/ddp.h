@@ -70,8 +70,8 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   void finish();
   // Call this instead of finish() if this rank's part of the batch is empty, so that it has run no backward outside of
   // no_sync(). It sends zeros, or the gradients that backwards under no_sync() have accumulated. Averages divide by
-  // world_size, so this rank counts, too: if the loss is a mean, scale it by world_size over the number of ranks whose
-  // part is not empty. Do not use this for a model whose layers wait for all ranks (a synchronised BatchNorm): run
+  // world_size, which includes this rank: if the loss is a mean, scale it by world_size over the number of ranks with a
+  // part that is not empty. Do not use this if layers of the model wait for all ranks (a synchronised BatchNorm): run
   // forward and backward on a batch of 0 rows, and call finish().
   void finish_with_zeros();
 
@@ -111,8 +111,8 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   // hash of all parameters.
   uint64_t check_parameters();
 
-  // Returns the plan of buckets: until the first finish(), the one made from the model and the options; afterwards, the
-  // one in the learned order.
+  // Returns the plan of buckets. Until the first finish() it is made from the model and the options; afterwards it has
+  // the learned order.
   const BucketPlan& plan() const;
   ProcessGroup& group() const { return *group_; }
   const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }

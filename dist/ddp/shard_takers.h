@@ -17,7 +17,7 @@ class ShardTakers {
   // `planned`: true if there is a plan, which may have buckets for `shards`. If there is a plan, the place of `shards`
   // becomes empty, and later places do not move.
   void remove(GradientShards& shards, bool planned);
-  // True if a place is empty: nobody takes the averages of its buckets.
+  // True if a place is empty, so that no GradientShards takes the averages of its buckets.
   bool any_removed() const;
 
   GradientTaker taker_of(const Tensor& parameter) const;

@@ -39,7 +39,7 @@ Tensor leaf_of(const Tensor& parameter, const ShardPiece& piece) {
   return leaf.requires_grad_();
 }
 
-// The hooks of an optimizer whose ShardedOptimizer was destroyed: a step throws, because its slots are still pieces.
+// The hooks of an optimizer after its ShardedOptimizer is destroyed: a step throws, because the slots are still pieces.
 class Gone final : public optim::ShardHooks {
  public:
   void before_step(bool) override { throw_gone(); }
@@ -127,7 +127,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   optim::Optimizer& optimizer_;
   optim::OptimizerState& kept_;  // the optimizer's own state: its slots and options
   const std::shared_ptr<ProcessGroup> group_;
-  std::vector<Tensor> parameters_, copies_;  // those of the optimizer before its slots were cut
+  std::vector<Tensor> parameters_, copies_;  // of the optimizer, from before its slots were cut
   std::vector<bool> needs_whole_;
   bool has_masters_ = false;                                // some group keeps master weights
   std::unordered_map<const TensorImpl*, size_t> position_;  // by parameter that DDP averages: its index in parameters_

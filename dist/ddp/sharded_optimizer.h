@@ -43,8 +43,8 @@ class ShardedOptimizer {
 
   // Waits for the parameters under way. Host memory: returns when all have arrived. On a device: this thread does not
   // wait, and work that is enqueued later runs after the arrival. Once the group has failed, this function,
-  // state_dict() and the optimizer's step() throw DistError every time, and a parameter whose values did not come can
-  // no longer be read.
+  // state_dict() and the optimizer's step() throw DistError every time, and parameters that have not arrived can no
+  // longer be read.
   void wait();
 
   // A collective. Returns the state of whole parameters, as Optimizer::state_dict() does, on the CPU. It does not
@@ -74,8 +74,8 @@ class ShardedOptimizer {
 
 // Note [Beside a plain optimizer]. The differences:
 // - After finish(), parameters have no .grad: clip by step({.max_norm = ...}), not by clip_grad_norm_.
-// - step() is a collective. A parameter that is under way arrives when somebody reads it through its handle, so a
-//   forward waits for each block when it comes to it (parameter_gather.h, Note [Values under way]). Call wait() before
+// - step() is a collective. The first read of a parameter under way, through its handle, waits until it has arrived. So
+//   a forward waits for one block after another (parameter_gather.h, Note [Values under way]). Call wait() before
 //   another thread reads the model, or if you read through views that are older than the step.
 // - The optimizer's state_dict(), load_state_dict(), averages(), copies(), keep_copies() and add_param_group() throw
 //   Error. ShardedOptimizer has the first four itself.

@@ -31,7 +31,7 @@ void visit(const nn::StateDict& state, size_t slot,
 // one after the other.
 struct Entry {
   size_t parameter;
-  bool is_cut;  // the array is a range of the whole one that starts at `begin`; false: it is the whole one
+  bool is_cut;  // true: the array is a range of the whole array, starting at `begin`; false: it is the whole array
   int64_t begin;
   std::string name;
   DType dtype;

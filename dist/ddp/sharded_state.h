@@ -1,4 +1,4 @@
-// Converts the state of a sharded optimizer to that of whole parameters, and back.
+// Converts the state of a sharded optimizer to the state of whole parameters, and back.
 #pragma once
 
 #include <cstdint>

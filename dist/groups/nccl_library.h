@@ -30,7 +30,7 @@ struct NcclId {
   char bytes[128];
 };
 inline constexpr int kNcclUndefined = INT_MIN;  // the library chooses the value
-// NCCL 2.18's layout; `size` and `version` tell a later library that this is the layout.
+// The layout of NCCL 2.18. A later library recognises it by `size` and `version`.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef, version = 21800;

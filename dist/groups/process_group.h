@@ -38,7 +38,7 @@ struct GroupOptions {
   // How long a rank may be behind the others, when connecting and in every collective. At most one year.
   std::chrono::milliseconds timeout{300'000};
   // The group accepts tensors of this device and host tensors. Other ranks may have another device of the same kind. A
-  // device whose tensors are in host memory counts as no device.
+  // device with host memory (the CPU) is treated as no device.
   std::optional<Device> device = {};
   // Collectives of device tensors: compares each one between the hosts before it is enqueued, and waits for the
   // comparison. Much slower: for debugging.

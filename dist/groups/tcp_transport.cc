@@ -21,7 +21,7 @@ namespace {
 // Large tensors are sent in pieces of this size, so that a rank adds one piece while it receives the next.
 constexpr size_t kPieceBytes = 1 << 19;
 
-// Counts messages that belong together. The destructor drops those that nobody has waited for.
+// Counts messages that belong together. The destructor drops messages that were not waited for.
 struct Pending {
   Messages& messages;
   Messages::Count count = {};

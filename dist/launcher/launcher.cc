@@ -120,7 +120,7 @@ class LaunchedJob {
     return code_;
   }
 
-  // True if a rank failed, and nobody asked the job to end.
+  // True if a rank failed, no signal asked the job to end, and restarts are left.
   bool may_start_again() const {
     return has_blamed_ && !signals_.have_come() && store_.restart() < options_.max_restarts;
   }

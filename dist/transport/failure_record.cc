@@ -22,7 +22,7 @@ void write_failure_of_this_process(const std::string& message) noexcept {
     FailureRecord record = FailureRecord::now({}, message);
     if (const std::optional<std::string> text = store.get_if_there(failure_key(environment, environment.rank))) {
       const std::optional<FailureRecord> before = FailureRecord::from_text(*text);
-      if (before && !before->causes.empty()) return;  // the older record names the ranks that caused this
+      if (before && !before->causes.empty()) return;  // the older record names the ranks that caused this failure
       if (before) record.time = before->time;
     }
     write_failure(store, environment, record);

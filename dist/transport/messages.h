@@ -20,7 +20,7 @@ namespace rondo::dist {
 
 class Messages {
  public:
-  // Counts the completed messages that nobody has waited for yet. A Count must outlive all its messages, or be passed
+  // Counts the completed messages that no wait_*() has taken yet. A Count must outlive all its messages, or be passed
   // to forget().
   struct Count {
     size_t sent = 0, received = 0;

@@ -1,5 +1,5 @@
 // The status that each rank of a group shares with the others through the store: its progress, and whether it failed or
-// left. When a collective fails, this status says which rank is to blame.
+// left. When a collective fails, diagnose() finds from this status which rank is to blame.
 //
 // Ranks are numbered as in the job.
 //

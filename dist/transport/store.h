@@ -68,7 +68,7 @@ class Store {
   std::string get(std::string_view key, Milliseconds timeout);
   std::optional<std::string> get_if_there(std::string_view key);
   void wait(std::span<const std::string> keys, Milliseconds timeout);
-  // Like wait(), but returns the keys that nobody has set instead of throwing TimeoutError.
+  // Like wait(), but returns the keys that are not set instead of throwing TimeoutError.
   std::vector<std::string> wait_for(std::span<const std::string> keys, Milliseconds timeout);
   // Adds to the number that is the key's value (0 if the key is not set) and returns the sum. The key's value is
   // decimal text.
@@ -76,7 +76,7 @@ class Store {
   void remove(std::string_view key);
   // Like set(), but the server removes the key when this connection ends, also if this process is killed.
   void hold(std::string_view key, std::string_view value);
-  // Like hold(), but only if nobody has set the key to another value. Returns the value that the key has now.
+  // Like hold(), but does nothing if the key already has another value. Returns the value that the key has now.
   std::string claim(std::string_view key, std::string_view value);
   // Asks the server to set the key when this connection ends, also if this process is killed. Each connection has at
   // most one last message: a later call replaces it, and an empty key cancels it. Does not wait for an answer.

@@ -179,7 +179,7 @@ class StoreServer::Loop {
     Connection& c = *found->second;
     try {
       if ((events & EPOLLOUT) != 0) write_to(c);
-      // While the client waits for an answer, only the end of its connection matters: then nobody wants the answer.
+      // While the client waits for an answer, only the end of its connection matters: the answer is then not needed.
       if ((c.events & EPOLLIN) == 0 && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) end(c);
       else if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_from(c);
       if (!c.ended) work_off(c);

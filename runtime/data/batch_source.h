@@ -40,8 +40,8 @@ class BatchSource {
   // Returns the number of batches in an epoch. kEndless: an epoch never ends; do not compute with this number.
   virtual int64_t size() const = 0;
   static constexpr int64_t kEndless = INT64_MAX;
-  // A hint: tells the source that the reader will seek so that it takes only every n-th batch (batch_share.h). A source
-  // that prepares batches ahead then prepares only these.
+  // A hint: the reader will take only every n-th batch, and seek past the others (batch_share.h). A source that
+  // prepares batches ahead then prepares only every n-th one.
   virtual void read_every(int64_t /*n*/) {}
   // `batch`: the number of rows of each batch, except for the last one of an epoch. `order`: the batch size that
   // defines the order of the rows: the argument of cut_from() if it was called, else the same as `batch`. Both are 0 if

@@ -96,7 +96,7 @@ class DeviceBatches : public BatchSource {
   const DeviceBatchesOptions options_;
   std::unique_ptr<StagedCopies> copies_;  // null: the device has host memory
   std::deque<Entry> queue_;               // entries that are read but not returned
-  Generator draws_;                       // stands for the default generator while the source is read
+  Generator draws_;                       // replaces the default generator while the source is read
 };
 
 }  // namespace rondo::data

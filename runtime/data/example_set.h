@@ -72,8 +72,8 @@ class ExampleSet {
   int64_t label_width() const;
   // Returns the names of the labels, by number; empty unless the set is labelled.
   const std::vector<std::string>& label_names() const { return label_names_; }
-  // Returns a hash of all ids, flags and labels in their order. A resumed run checks with it that it reads the same
-  // data.
+  // Returns a hash of all ids, flags and labels in their order. A resumed run compares it to check that the data is the
+  // same.
   uint64_t fingerprint() const;
 
   // Returns the number of tokens of one example. REQUIRES: 0 <= index < size().
@@ -116,7 +116,7 @@ class ExampleSet {
 
   std::vector<Block> blocks_;
   std::vector<int64_t> begins_ = {0};
-  std::vector<int32_t> labels_;  // kClass: one for each example; kClasses: those of the first example, the second, ...
+  std::vector<int32_t> labels_;  // kClass: one per example; kClasses: all classes of example 0, then of example 1, ...
   std::vector<int64_t> label_begins_ = {0};  // kClasses: where the labels of each example begin
   std::vector<float> numbers_;               // kNumbers: `width_` for each example
   int64_t width_ = 0;

@@ -36,7 +36,7 @@ enum class TooLong {
   kTruncate,  // the end is cut off; an example that loses all its targets is dropped
   kDrop,      // the example is left out
   kError,     // throws DataError
-  kSplit,     // becomes several examples, each beginning with the last token of the one before; for read_text only
+  kSplit,     // split into several examples; each begins with the last token of the example before. read_text only
 };
 
 struct ReadOptions {

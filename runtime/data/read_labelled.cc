@@ -21,7 +21,7 @@ std::optional<int64_t> integer_of(std::string_view text) {
   return value;
 }
 
-// Numbers the label names: those of a given list, or those of the file in the order in which the threads see them.
+// Numbers the label names. Without a given list of names, numbers them in the order in which the threads read them.
 class Labels {
  public:
   explicit Labels(const std::vector<std::string>& given) : fixed_(!given.empty()) {

@@ -30,7 +30,7 @@ struct FolderConfig {
   std::vector<AddedToken> older{};
   std::vector<AddedToken> special{};  // the tokens whose texts are in `names`
   // Model-specific tokens by name, such as image_token. They come from an object extra_special_tokens, from single
-  // fields, and from model_specific_special_tokens. If a name occurs twice, the last one counts.
+  // fields, and from model_specific_special_tokens. If a name occurs twice, the last token is used.
   std::vector<std::pair<std::string, AddedToken>> named{};
   // Lists of special tokens without a role, if they exist. `extra` takes precedence over `additional`.
   std::optional<std::vector<AddedToken>> extra{}, additional{};

@@ -52,7 +52,7 @@ Vocabulary Vocabulary::read_lines(std::string_view text, const std::string& path
     out.present_.push_back(true);
   }
   out.index();
-  // If lines are equal, the last one counts; the other ids name no token.
+  // If several lines are equal, the token has the id of the last one; the ids of the other lines name no token.
   for (size_t id = 0; id < out.tokens_.size(); ++id) out.ids_[out.tokens_[id]] = static_cast<int32_t>(id);
   for (size_t id = 0; id < out.tokens_.size(); ++id)
     out.present_[id] = out.ids_[out.tokens_[id]] == static_cast<int32_t>(id);

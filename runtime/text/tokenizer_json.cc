@@ -33,7 +33,7 @@ std::vector<AddedToken> read_added_tokens(io::JsonReader& json) {
 
 std::unique_ptr<TokenizerParts> read_tokenizer_json(std::string_view text, const std::string& path,
                                                     const Amendments& amendments) {
-  // The position of each part, because the parts are read in another order than that of the file.
+  // Keeps the position of each part, because the parts are not read in the order of the file.
   struct Part {
     const char* name;
     std::optional<io::JsonReader> at{};

@@ -36,7 +36,7 @@ struct Limits {
   size_t source = size_t{256} << 10;
 };
 
-// What a render has used. `bytes` and `stack`: the most at any one time.
+// The work, memory and stack that a render has used. `bytes` and `stack`: the most at any one time.
 struct Used {
   uint64_t steps = 0;
   size_t bytes = 0, stack = 0;
@@ -75,7 +75,7 @@ class Budget {
     if (bytes >= 64) steps(bytes / 64);
   }
   static void convert(size_t bytes) { steps(bytes / 4); }
-  // Call this before an allocation whose size a template states. Throws if `count` times `bytes` is more memory than
+  // Call this before an allocation if the template sets its size. Throws if `count` times `bytes` is more memory than
   // the budget has left.
   static void expect(uint64_t count, size_t bytes) {
     if (current_ != nullptr && bytes != 0 && count > current_->bytes_left() / bytes) fail_bytes();

@@ -278,7 +278,7 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
   if (value.is_undefined()) throw Error(value.reason());
   const bool sequence = value.is_string() || value.is(Kind::kList) || value.is(Kind::kTuple);
   if (value.is(Kind::kRange)) throw Error("a slice of a range is not supported; put |list behind it");
-  // In jinja2 some slices of constants, such as 1[:2], are undefined. Nobody means that, so it is an error here.
+  // In jinja2 some slices of constants, such as 1[:2], are undefined. They are surely mistakes, so they throw here.
   if (!sequence || !numbers)
     throw Error(sequence ? "slice bounds must be integers or none"
                          : absl::StrCat("'", value.type_name(), "' object cannot be sliced"));

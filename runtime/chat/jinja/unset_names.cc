@@ -80,7 +80,7 @@ void declare(const Target& target, Frame& frame) {
   if (!target.is_tuple) frame.parameter(target.name.text());
 }
 
-// Collects the names that a body's own statements use, in order; those of inner bodies are left out.
+// Collects the names that a body's own statements use, in order; names in inner bodies are left out.
 void collect(const Body& body, Frame& frame, bool in_branch) {
   for (const auto& statement : body) {
     Budget::step();
@@ -119,7 +119,7 @@ Values inner_body(const Body& body, Frame& frame, const Expression* more = nullp
   return frame.unset();
 }
 
-// Handles the inner bodies of a body whose own names are all collected.
+// Handles the inner bodies of `body`. REQUIRES: collect() has collected the names of `body` into `frame`.
 void enter(const Body& body, Frame& frame) {
   for (const auto& statement : body) {
     Budget::step();

@@ -35,7 +35,7 @@ enum class Kind : uint8_t {
   kDict,
   kView,  // dict.keys(), values(), items()
   kRange,
-  kIterator,  // what Python computes item by item, once: map(), select(), reversed()
+  kIterator,  // gives its items one by one, and only once: map(), select(), reversed()
   kNamespace,
   kLoop,
   kMacro,
