@@ -126,6 +126,8 @@ constexpr OpDef kMaxPool2d = {
           const Extent kernel = Convolution::size_in(c.attrs());
           const Dims& x = c.sizes(0);
           if (const std::string problem = window_problem(how, x, kernel); !problem.empty()) c.fail(problem);
+          // Kernels keep positions in integers as wide as an element, at least 32 bits.
+          if (x[2] > std::numeric_limits<int32_t>::max() / x[3]) c.fail("an image has 2^31 pixels or more");
           const Extent size = pooled_size(how, x, kernel);
           for (int d = 0; d < 2; ++d)
             if ((size[d] - 1) * how.stride[d] - how.before[d] >= x[2 + d]) c.fail("a window has no pixel of the image");

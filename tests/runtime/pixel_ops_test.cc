@@ -305,6 +305,10 @@ TEST(PixelOps, ErrorsNameTheNumbers) {
   expect(error_of([&] { ops::avg_pool2d(x, {5, 2}); }), "the kernel [5, 2] is larger than the padded input [4, 5]");
   expect(error_of([&] { ops::max_pool2d(x, 2, {.stride = {{0, 1}}}); }), "the stride must be positive, it is [0, 1]");
   expect(error_of([&] { ops::max_pool2d(Tensor::zeros({4, 5}), 2); }), "needs x (B, C, H, W); got x [4, 5]");
+  expect(error_of([&] {
+           ops::max_pool2d(x.slice(1, {0, 1}).slice(2, {0, 1}).expand({1, 1, 1 << 29, 5}), 2);
+         }),
+         "an image has 2^31 pixels or more");
   expect(error_of([&] { ops::adaptive_avg_pool2d(x, {0, 1}); }), "size [0, 1]");
   expect(error_of([&] { ops::interpolate(x, {3, 0}); }), "sizes must be positive: [1, 6, 4, 5] to [3, 0]");
   expect(error_of([&] {
