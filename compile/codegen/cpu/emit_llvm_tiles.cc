@@ -285,21 +285,23 @@ void TilesEmitter::write_transposed(size_t index, Value* column, const Tile& til
                  mask_of(tile, j));
 }
 
-// Transposes in four rounds. Each one interleaves the lanes of vectors i and i + 8 into vectors 2i and 2i + 1, which
-// rotates the eight bits of an element's (vector, lane) by one.
+// Transposes in four rounds, which swap bits 0 to 3 of an element's row with the same bit of its lane. Two vectors are
+// shuffled with lanes that stay in their place or move by a power of two, for which AVX2, too, has single instructions.
 TilesEmitter::Vectors TilesEmitter::transposed(Vectors rows) {
-  static_assert(kLanes == 16);
-  constexpr int kHalf = kLanes / 2;
-  std::array<llvm::SmallVector<int, kLanes>, 2> halves;
-  for (int half = 0; half < 2; ++half)
-    for (int lane = 0; lane < kHalf; ++lane)
-      halves[static_cast<size_t>(half)].append({half * kHalf + lane, kLanes + half * kHalf + lane});
-  for (int round = 0; round < 4; ++round) {
-    Vectors next;
-    for (size_t i = 0; i < kHalf; ++i)
-      for (size_t half = 0; half < 2; ++half)
-        next[2 * i + half] = b_.CreateShuffleVector(rows[i], rows[i + kHalf], halves[half]);
-    rows = next;
+  for (size_t bit = 1; bit < kLanes; bit *= 2) {
+    const int distance = static_cast<int>(bit);
+    llvm::SmallVector<int, kLanes> lower, upper;  // lanes of both rows of a pair, the second row's behind the first's
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const bool is_set = (lane & distance) != 0;
+      lower.push_back(is_set ? kLanes + lane - distance : lane);
+      upper.push_back(is_set ? kLanes + lane : lane + distance);
+    }
+    for (size_t i = 0; i < kLanes; ++i) {
+      if ((i & bit) != 0) continue;
+      Value *const first = rows[i], *const second = rows[i + bit];
+      rows[i] = b_.CreateShuffleVector(first, second, lower);
+      rows[i + bit] = b_.CreateShuffleVector(first, second, upper);
+    }
   }
   return rows;
 }
