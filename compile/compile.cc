@@ -32,8 +32,8 @@
 namespace rondo::compile {
 namespace {
 
-// Returns why calls run op by op now; null: they run compiled. Under DetectAnomaly they do not, because it checks each
-// op separately.
+// Returns why calls run op by op now; null: they run compiled. DetectAnomaly is a reason because it checks each op
+// separately.
 const char* why_bypassed() {
   if (stance() == Stance::kForceEager) return "Stance::kForceEager";
   if (nn::EagerScope::active()) return "EagerScope";
@@ -85,16 +85,16 @@ class RegionHook final : public nn::CallHook {
     std::vector<GeneratorState> drawn;  // the generators' states before the call drew numbers
     std::optional<GeneratorScope> note;
     if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
-    // With a replay to compare with, the call is recorded in one piece, because the replay was. The replay may be older
-    // than what the region knows of a loop now: a longer call may have made the loop known since, or a short loop may
-    // have been recorded often enough by now (LoopSteps::is_time_to_search()).
+    // If there is a replay to compare with, the call is recorded in one piece, as the replay was. The region may have
+    // found a loop in the module since then: in a longer call, or because it searches short recordings, too, once it
+    // has several of them (LoopSteps::is_time_to_search()).
     RegionTrace trace(*region_, call, random, /*in_pieces=*/known == nullptr);
     if (capture == Capture::kRecord) trace.follow(calls_->latest());
     try {
       RecorderScope record(&trace);
       forward();
     } catch (...) {
-      // What was recorded before the throw has happened, as in eager: tensors that left the call get their values.
+      // As in eager execution, the ops before the throw take effect: tensors that left the call get their values.
       trace.finish();
       throw;
     }

@@ -6,17 +6,18 @@
 //   puts(regions.summary().c_str());   // region TransformerBlock: compiled once in 93 ms, reused by 12 layers
 //
 // A compiled module records its forward on every call: ops append to a recording instead of running. The whole
-// recording is compared, and decides which executable runs. So C++ control flow, hyper-parameters and shapes may change
-// from call to call.
+// recording is the key that selects the executable. So C++ control flow, hyper-parameters and shapes may change from
+// call to call.
 //
-// Only a call of the module itself runs compiled: model(x), and a loss() that makes one. model.forward(x) runs eagerly,
-// and so does a function that calls the module's parts; then one warning is printed, and Regions::summary() says so.
+// Only a call of the compiled module itself runs compiled: model(x), also inside a loss(). model.forward(x) runs
+// eagerly, and so does a function that calls only the module's parts. Then one warning is printed, and
+// Regions::summary() reports it.
 //
 // Two habits of eager code need care in a region. A write through a pointer obtained before the latest op is not seen:
 // Note [Host writes]. If an input is overwritten before backward, backward may throw: Note [Writes before backward].
 //
 // Options are in options.h, what a region reports in region_report.h, the disk cache and artifact files in cache.h.
-// More at the end of this file: Note [Graph breaks], [Writes in place], and the two above.
+// At the end of this file: Note [Graph breaks], [Writes in place], [Host writes], [Writes before backward].
 #pragma once
 
 #include <memory>
@@ -104,14 +105,16 @@ template <class F> Compiled<F> compile(F function, CompileOptions options = {}) 
 
 // Note [Graph breaks]. Some calls inside a region cannot wait until the recording runs: reading a value (item(),
 // data()), writable memory that a recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's
-// step, an op on another device. Nor can two changes of the tape: adding a node of a class that the program defines,
-// and changing a tensor's history (set_history, requires_grad_). Then Rondo runs what is recorded so far, makes the
-// call, and continues recording. An EagerScope is a break of your own choice. RegionReport::graph_breaks counts breaks.
+// step, an op on another device. Two changes of the tape cannot wait either: adding a node of a class that the program
+// defines, and changing a tensor's history (set_history, requires_grad_). At such a call, Rondo runs what is recorded
+// so far, makes the call, and continues recording. An EagerScope is a graph break that you choose.
+// RegionReport::graph_breaks counts graph breaks.
 //
-// Note [Writes in place]. They are recorded: running statistics, counters, caches, writes through views. The memory is
-// written when the recording runs, and all tensors that share the memory see the write then. If the host reads this
-// memory, that is a graph break. A write is a graph break, too, if its memory is not dense, if two tensors share memory
-// in an unknown way, or if eager execution changes or keeps a history that no value can represent (capture/writes.cc).
+// Note [Writes in place]. A region records writes in place: to running statistics, counters, caches, through views. The
+// memory is written when the recording runs, and all tensors that share the memory see the write then. If the host
+// reads this memory, that is a graph break. A write is a graph break, too, if its memory is not dense, if two tensors
+// share memory in an unknown way, or if the recording cannot represent the tensor's history after the write
+// (capture/writes.cc lists all reasons).
 //
 // Note [Host writes]. A recorded op reads its operands when the recording runs, which is later than the line that calls
 // it. Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data()

@@ -5,7 +5,7 @@
 //   compile::load_artifacts("gpt2.rondo");                                         // on the machine with the GPU
 //   model.to(gpu); compile::compile_regions(model); ...                            // compiles nothing
 //
-// Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (whose code also has PTX, for newer devices). Both machines need
+// Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (its code includes PTX, for newer devices). Both machines need
 // the same build of Rondo, and the same version of NVRTC if the one with the GPU has it. A region's code depends on its
 // shapes and on CompileOptions; an eager op's code depends on dtypes and layouts. So the call must do what the machine
 // with the GPU will do: with the same sizes, autocast, mode (train or eval), loss and optimizer. For that, pass your
@@ -55,9 +55,9 @@ class Artifacts {
 };
 
 // Moves the model to the device, compiles its blocks with `options` (or the whole model, if it has none), and calls
-// `step` once with the device. Throws Error if there is no such target, if its code is only made on the machine that
-// runs it (the CPU), or if this process has used a CUDA device; NoCodeGenerator (an Error) without NVRTC; what the step
-// throws. No other thread may use CUDA or the model meanwhile.
+// `step` once with the device. Throws Error if there is no such target, if the target's code can only be made on the
+// machine that runs it (the CPU), or if this process has used a CUDA device; NoCodeGenerator (an Error) without NVRTC;
+// what the step throws. No other thread may use CUDA or the model meanwhile.
 Artifacts compile_for(nn::ModuleBase& model, const std::function<void(Device device)>& step, std::string_view target,
                       CompileOptions options = {});
 
@@ -83,7 +83,7 @@ template <class M, size_t kInputs = 1> Tensor call_with(M& model, const std::vec
 }
 }  // namespace detail
 
-// Compiles for a forward of the model on these inputs, and a backward.
+// Compiles the code for one forward of the model on these inputs, and for its backward.
 template <class M>
 Artifacts compile_for(M& model, const std::vector<Tensor>& inputs, std::string_view target,
                       CompileOptions options = {}) {

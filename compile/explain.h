@@ -30,9 +30,9 @@ struct RegionExplanation {
 
 struct Explanation {
   std::vector<RegionExplanation> regions;
-  // Products that run more slowly because their device's library has no algorithm for them, and convolutions and
-  // attention for which it has no plan. The first line counts all of this process, inside and outside of regions; the
-  // others are the latest ones. Empty if there are none.
+  // First products that run more slowly because cuBLASLt has no algorithm for them, then convolutions and attention for
+  // which cuDNN has no plan. Each of these two lists begins with a line that counts all of this process, inside and
+  // outside of regions; the lines after it are the latest ones. A list without entries has no lines.
   std::vector<std::string> products;
 };
 

@@ -17,8 +17,8 @@ void append_indented(std::string& out, std::string_view text, std::string_view i
   }
 }
 
-// Where each kernel's code was printed first. Kernels may repeat: the loops over time of an LSTM run few
-// kernels many times.
+// Maps a kernel's code to the place where it was printed first, so that repeated code is printed once: the loops over
+// time of an LSTM run few kernels many times.
 using PrintedCode = HashMap<std::string_view, std::string>;
 
 void append_code(std::string& out, const LaunchExplanation& launch, const std::string& place, PrintedCode& printed) {

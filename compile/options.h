@@ -49,7 +49,7 @@ enum class Shapes : uint8_t {
   kDynamic,    // code reads its sizes at run time: one compilation, but slightly slower than code for fixed sizes
 };
 
-// A dimension of an argument that is marked in every call of a compiled module (see mark_dynamic).
+// A dimension of an argument. Every call of the compiled module marks it, as mark_dynamic() does.
 struct DynamicArgument {
   int argument = 0;  // position among forward's arguments, which must all be tensors
   int64_t dim = 0;   // negative: from the end
@@ -99,15 +99,15 @@ struct CompileOptions {
   Recompute recompute = Recompute::kAuto;
   // With Recompute::kBudget: bytes that one call may save for its backward, besides its inputs and outputs. 0 is the
   // same as kFull. RegionReport has the bytes and the cost of recomputing. With a region for each block, any budget
-  // saves memory. With one region for the whole model, a small budget does not, because everything is then recomputed
+  // saves memory. With one region for the whole model, a small budget saves none, because everything is then recomputed
   // at once from the model's inputs.
   int64_t recompute_budget = 0;
   // If true, a graph break throws Error with the reason and the user's line.
   bool fullgraph = false;
   // Recordings kept per region, and backwards of other gradients kept per recording; at least 1. Beyond this, each new
-  // recording replaces one of the least used, and each new backward replaces the least recently used. A dropped one
-  // that is needed again is recorded and planned again. RegionReport::forgotten counts dropped recordings, and one
-  // warning says so.
+  // recording replaces one of the least used, and each new backward replaces the least recently used. A dropped
+  // recording or backward that is needed again is planned again. RegionReport::forgotten counts dropped recordings,
+  // and one warning says so.
   int max_entries = 256;
   // How many recordings and backwards of a region may need machine code that this process does not have. They count
   // whether the code is generated or comes from disk, so a warm start has the same limit. Recordings and backwards that
@@ -130,10 +130,11 @@ Stance stance();
 // Finds wrong numbers: while it is on, compiled programs also run op by op. If the results differ, the run throws
 // InternalError. The error names the smallest part that is wrong on its own, with its line, or else the pass that is
 // wrong. It also names a file that reproduces the difference. In exact mode no bit may differ; in default mode,
-// elements may differ by 1e-5 of the largest one (bf16, f16: 0.02), or by four times the effect of changes in last
-// bits. RONDO_CHECK=units turns it on, too.
+// elements may differ by 1e-5 of the largest one (bf16, f16: 0.02), or by four times the effect of changing the last
+// bits of inputs and intermediate results. RONDO_CHECK=units turns it on, too.
 void set_check_units(bool on);
-// Finds wrong formulas of floats (region/check_floats.h). RONDO_CHECK=floats turns it on, too. On in debug builds.
+// Checks the formulas that compute the float attributes of compiled programs (region/check_floats.h).
+// RONDO_CHECK=floats turns it on, too. On in debug builds.
 void set_check_floats(bool on);
 
 }  // namespace rondo::compile

@@ -26,8 +26,8 @@ struct RegionReport {
   int library_calls = 0;    // matrix products and similar calls, of the same entry
   int other_backwards = 0;  // backwards compiled for other gradients than those of all outputs; each may count as a
                             // compilation
-  int eager_runs = 0;       // recordings and backwards that ran eagerly: by a stance, the recompile limit or a failed
-                            // stage
+  int eager_runs = 0;       // recordings and backwards that ran eagerly because of a stance, the recompile limit or a
+                            // failed stage
   double compile_ms = 0;    // for all entries; includes loading LLVM for the first kernel of a process
   int64_t kept_bytes = 0;   // what one call of the latest entry keeps for its backward, besides inputs and outputs
   // The work, in FLOP, of the products that one backward of the latest entry recomputes. Library calls count if their
@@ -39,18 +39,18 @@ struct RegionReport {
   std::string used_without_call;
   int64_t replays = 0;           // calls that ran no C++ of the module
   std::string why_not_replayed;  // with Capture::kReplay: why a call was recorded nevertheless
-  // Calls that threw an error because of their data, such as an index out of range. Values that were complete can be
-  // read; reading others throws Error with the reason. Errors that a device throws later, after the call, do not count.
+  // Calls that threw an error because of their data, such as an index out of range. Results that were complete by then
+  // can be read; reading others throws Error with the reason. Errors that a device reports after the call do not count.
   int64_t failed_runs = 0;
   std::string last_failure;
   // Recordings and backwards that run eagerly because a stage of the compiler failed (a bug of Rondo), or because there
   // is no compiler for their device.
   int failed_compilations = 0;
   std::string last_failed_compilation;
-  // Recordings whose floats differ from the previous recording that ran the same entry: nothing is planned
-  // again for them.
+  // How often an entry ran with other floats than in its previous run. Other floats need no new plan.
   int64_t float_changes = 0;
-  // Pieces in which long loops over time ran: several steps each, compiled once for all pieces (capture/loop_steps.h).
+  // The pieces of long loops over time that ran. A piece has several steps, and pieces of equal length share one
+  // compilation (capture/loop_steps.h).
   int64_t loop_pieces = 0;
   int64_t graph_breaks = 0;
   std::string last_break;  // the user's file:line and why

@@ -25,7 +25,7 @@ struct WarmUp {
 };
 
 // Runs `step` once for each bucket of the inputs' varying dimensions, the largest first, on inputs of the bucket's
-// largest size: the inputs' elements, repeated or cut. `dynamic`: the varying dimensions of the inputs; empty: the
+// largest size: the inputs' elements, repeated or cut off. `dynamic`: the varying dimensions of the inputs; empty: the
 // marked dimensions. Dimensions of equal size and equal range vary together, other dimensions vary in all combinations.
 // A dimension without an upper bound keeps its size.
 //

@@ -1,10 +1,11 @@
 // FloatTrace: finds how the floats of a compiled program follow from the floats of its recording. While a FloatTrace
-// exists, the rules of ops on its thread compute with symbols (runtime/base/sym_float.h). It gives formulas, which each
-// call evaluates for its own floats, and guards, which say for which floats the formulas hold.
+// exists, the rules of ops on its thread compute with symbols (runtime/base/sym_float.h). The FloatTrace then returns
+// formulas, which each call evaluates for its own floats, and guards, which say for which floats the formulas hold.
+// A "derivation" is the run of the rules and passes that makes the program from the recording.
 //
 //   FloatTrace trace(recorded);
 //   const Graph derived = decompose(trace.graph());       // its floats are symbols
-//   const FloatFormulas formulas = trace.formulas(of);    // of the floats that a plan wants
+//   const FloatFormulas formulas = trace.formulas(of);    // `of`: the floats that a plan needs
 //   formulas.evaluate(floats_of(another), results);       // gives what decompose(another) would contain
 #pragma once
 
@@ -60,20 +61,20 @@ class FloatTrace final : public FloatTracer {
  public:
   // Each float of `recorded` becomes a symbol.
   explicit FloatTrace(const Graph& recorded) : FloatTrace(recorded, floats_of(recorded)) {}
-  // Traces a program that is derived again, with other floats. `reference`: the floats of `recorded` in the first
-  // derivation. Passes join the same floats as in the first derivation.
+  // For a program that is derived again, with other floats. `reference`: the floats that the recording had in the first
+  // derivation. Passes compare reference values, so they join the same floats as in the first derivation.
   FloatTrace(const Graph& recorded, std::span<const double> reference);
 
   // The recording, with a symbol in the place of each float.
   const Graph& graph() const { return graph_; }
-  // Returns formulas that compute `results`. Each of these is a symbol or a constant.
+  // Returns formulas that compute `results`. Each result is a symbol or a constant.
   FloatFormulas formulas(std::span<const SymFloat> results);
   FloatGuards guards() const;
 
   int32_t trace(FloatOp op, SymFloat a, SymFloat b, double value) override;
   void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) override;
 
-  // Returns the value of `number` in the first derivation, which may be this one.
+  // Returns the value of `number` in the first derivation, which may be the current one.
   double reference(SymFloat number) const;
 
  private:
@@ -102,9 +103,9 @@ class FloatTrace final : public FloatTracer {
   FloatTracerScope scope_;
 };
 
-// For passes that merge two nodes whose floats are equal. Two floats may be joined if their join_key() is equal. A pass
-// that merges the nodes calls join_floats(). Then the compiled code serves only recordings in which these two floats
-// are equal.
+// For passes that merge two nodes with equal floats. Two floats may be joined if their join_key() is equal. A pass that
+// merges the nodes calls join_floats(). Then the compiled code serves only recordings in which these two floats are
+// equal.
 uint64_t join_key(SymFloat number);
 void join_floats(SymFloat a, SymFloat b);
 

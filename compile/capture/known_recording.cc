@@ -2,13 +2,13 @@
 //   So each op call is first compared with the op call at the same position in the latest recording of this module.
 //   While all calls are equal, no shapes are inferred and no node is made. If all are equal at the end, no key is
 //   packed and looked up.
-//   This compares all that the key holds (Note [What shapes a plan]), and the source lines of the program, so that the
-//   known recording names the right lines. The next recording reuses the handles (Tensors) of results that nobody
-//   holds.
+//   The comparison covers all that the key holds (Note [What shapes a plan]), and also the source lines of the program,
+//   so that the known recording names the right lines. The next recording reuses the handles (Tensors) of results that
+//   nobody holds.
 //   An in-place write is compared, too, if it is the first write to its tensor and overwrites all of it. The tensor
 //   must come from outside, have no history, and share its memory with nothing else that is read. Caches and counters
 //   are such tensors. The trace keeps track of written memory (Note [Writes]) as in any other recording.
-//   At the first difference the calls so far become an ordinary recording (stop_following), which goes on from there.
+//   At the first difference, the calls so far become an ordinary recording (stop_following), and recording continues.
 #include "rondo/compile/capture/known_recording.h"
 
 #include <algorithm>
@@ -31,8 +31,8 @@ bool has_same_bits(SymFloat a, SymFloat b) {
   return std::bit_cast<uint64_t>(a.value()) == std::bit_cast<uint64_t>(b.value());
 }
 
-// True for a view from outside of the recording that needs record()'s checks: it was made under no_grad, so an op may
-// have to refuse it, or its base was written after its history was made, so the history may have to be renewed.
+// True for a view from outside of the recording that needs record()'s checks. Either the view was made under no_grad,
+// so an op may have to refuse it, or its base was written after the view got its history, so the history may be old.
 bool has_view_to_watch(const Tensor& tensor) {
   const AutogradMeta* meta = tensor.impl()->autograd.get();
   return meta != nullptr && (meta->no_grad_view || (meta->base.defined() && meta->view_version != tensor.version()));

@@ -17,16 +17,15 @@ struct KnownRecording {
   Device device;        // the device of all values of the recording
   uint64_t number = 0;  // unique among all recordings
 };
-// True if this recording's writes in place can be compared with the writes of a later recording: each is the first
-// write to its tensor and overwrites all of it, the tensor comes from outside of the recording, and no gradient is
-// involved.
+// True if the writes in place of `recorded` can be compared with those of a later recording: each is the first write to
+// its tensor and overwrites all of it, the tensor comes from outside of the recording, and no gradient is involved.
 bool has_known_writes(const Graph& recorded);
 
-// While the calls equal those of the known recording, this counts them and appends nothing. Without a known recording
-// it behaves as a WritingTrace.
+// While the calls equal those of the known recording, a FollowingTrace counts them and appends nothing. Without a known
+// recording it behaves as a WritingTrace.
 class FollowingTrace : public WritingTrace {
  public:
-  // `draws`: gets op_recorded(operands) for each call that equals the next one of the known recording. May be null.
+  // `draws`: its op_recorded(operands) is called for each call that equals the known recording's next one. May be null.
   explicit FollowingTrace(SharedRandomState* draws = nullptr);
   ~FollowingTrace() override;
 
@@ -40,8 +39,8 @@ class FollowingTrace : public WritingTrace {
   bool follows() const { return known_.graph != nullptr; }
   // True if exactly the calls of the known recording were made, and the same results are alive as at its end.
   bool is_known() const;
-  // While this follows a known recording: returns that recording, whose floats are those of an earlier call (the floats
-  // of this call are known_floats()). Otherwise returns `graph`.
+  // While this trace follows a known recording: returns the known recording, with the floats of an earlier call
+  // (known_floats() has those of this call). Otherwise returns `graph`.
   const Graph& recorded() const override { return follows() ? *known_.graph : graph; }
   // Returns the float attributes of the calls so far. REQUIRES: follows().
   std::span<const double> known_floats() const { return known_floats_; }
@@ -51,7 +50,7 @@ class FollowingTrace : public WritingTrace {
   void show_known_versions();
 
  protected:
-  // Does what append_known() does, for a call that overwrites *inputs[0].
+  // Like append_known(), for a call that overwrites *inputs[0].
   bool append_known_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                           std::source_location where);
   void abandon() override;
@@ -73,11 +72,11 @@ class FollowingTrace : public WritingTrace {
   };
 
   SharedRandomState* const draws_;
-  KnownRecording known_;  // the recording that this follows; a null graph: this follows none
+  KnownRecording known_;  // the recording that this trace follows; a null graph: it follows none
   size_t n_known_ = 0;    // number of calls so far; all equal those of the known recording
   RecordedFloats known_floats_;
-  // By value of the recording with the number known_handles_of_: the result handle to reuse. No handle can be reused
-  // for a value whose entry is undefined or missing.
+  // The result handles to reuse, indexed by the values of the recording number known_handles_of_. An undefined or
+  // missing entry means that there is none to reuse.
   std::vector<Tensor> known_handles_;
   uint64_t known_handles_of_ = 0;
 };

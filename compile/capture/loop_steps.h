@@ -2,13 +2,13 @@
 //
 // Note [Loops over time]. The recording of a C++ loop is unrolled: with T steps it has T times the ops of one step, and
 //   each T is a different recording. A long loop is therefore run in pieces of kSteps steps, while it is recorded. All
-//   pieces are the same recording, so one compilation serves every T. The tape goes back through the pieces as through
-//   the layers of a model. The steps that are left at the end run in pieces of 8, 4, 2 and 1 steps.
+//   pieces are the same recording, so one compilation serves every T. Backward runs through the pieces as through the
+//   layers of a model. The steps that are left at the end run in pieces of 8, 4, 2 and 1 steps.
 //   The integers of a call are part of the key. So a step that reads its own part of a tensor (`x.select(1, t)`), or
 //   compares with its number (`t < lengths`), would not be the same recording as the step before it. In a piece, these
-//   views and constants are not recorded: they are computed at once, and are inputs of the recording. So are constants
-//   at the beginning of a piece, such as an initial state of zeros. The positions of random numbers are counted from
-//   the beginning of a piece.
+//   views and constants are not recorded: they are computed at once, and are inputs of the recording. Constants at the
+//   beginning of a piece, such as an initial state of zeros, are inputs, too. The positions of random numbers are
+//   counted from the beginning of a piece.
 //   Whether a loop is found changes only the time and the number of recordings, not the results. A cut between pieces
 //   acts like a graph break, which is allowed between any two calls. The key of each piece holds all that it records.
 //   A region remembers its loops, so that the pieces of later calls begin with the loop's first step. In the first call
@@ -96,7 +96,7 @@ class LoopSteps {
   size_t at_ = 0;  // the line that comes next
   int steps_ = 0;  // whole steps since the latest cut
   int complete_ = 0;
-  bool learns_ = false;    // the first step is running, and step_ takes its parameters
+  bool learns_ = false;    // the first step after begin() is being recorded: its parameters replace those of step_
   bool in_first_ = false;  // the calls belong to the piece in which the loop was found; that piece records its views
 };
 

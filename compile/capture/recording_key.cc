@@ -7,19 +7,19 @@
 
 namespace rondo::compile {
 
-// Note [What shapes a plan]. Each fact that a plan depends on is in the key, or is asked for when the plan runs:
+// Note [What shapes a plan]. Each fact that a plan depends on is in the key, or is checked when the plan runs:
 //   in the key, of inputs       dtype, sizes, strides, requires_grad, leaf (the backward may read a parameter again,
 //                               but other inputs may be overwritten before it runs), and which inputs are one tensor
 //   in the key, of calls        op, operands, integers, requires_grad of results (which covers no_grad), order
 //   in the key, of outputs      which values are held, in what order; which of them are needed only by views (hidden)
 //   in the key, of writes       which calls write in place, and which values are versions of which inputs
 //   in the key, of all          the device
-//   arguments of a run          floats: a program's follow from the recording's by formulas, as long as guards hold
-//                               (capture/float_trace.h). Integers that feed arithmetic are recorded as floats
+//   arguments of a run          floats: formulas compute the program's floats from the recording's, as long as guards
+//                               hold (capture/float_trace.h). Integers that feed arithmetic are recorded as floats
 //   part of the recording       autocast (casts are recorded), train/eval, random states (each is a recorded tensor),
 //                               hooks and host writes (they end a recording)
-//   in the key of a backward    Arriving: which gradients arrive, which sums it adds to, which of them it overwrites
-//   asked when it runs          who else holds memory (donation, in-place sums), memory that inputs share, versions of
+//   in the key of a backward    Arriving: which gradients arrive, to which sums the backward adds, which it overwrites
+//   checked when the plan runs  who else holds memory (donation, in-place sums), memory that inputs share, versions of
 //                               saved tensors, hooks and retained gradients, retain_graph, a parameter's 16-bit copy
 //   one for each region         CompileOptions; the key does not repeat them
 //   of no influence on results  thread count (fixed chunks), addresses and storage offsets, memory purposes, lines of

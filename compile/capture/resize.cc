@@ -38,7 +38,7 @@ int64_t reach(const Value& value) {
 }
 
 // Sets the metadata of a node's results to what its op infers from its attributes and its operands' metadata. Returns
-// false if the op does not allow these.
+// false if the op refuses them.
 bool resize_results(Graph& graph, const GraphNode& node) {
   std::vector<TensorMeta> results;
   try {
@@ -110,7 +110,7 @@ bool Resizing::find_rules() {
   return true;
 }
 
-// Integers up to this one are often dimensions, counts or flags, so being a multiple of a size says nothing about them.
+// Integers up to this one are often dimensions, counts or flags: they do not follow a size merely because they fit one.
 constexpr int64_t kSmall = kMaxRank;
 
 std::optional<Resizing::Rule> Resizing::rule_for(int32_t node, int32_t position) const {
@@ -144,7 +144,7 @@ int64_t Resizing::apply(const Rule& rule, int64_t value, std::span<const int64_t
   return value;
 }
 
-// Tries the likeliest choice first: integers that are equal to a size, or nearly, follow it, and the others do not.
+// Tries the likeliest choice first: integers that are equal or nearly equal to a size follow it, the others do not.
 bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_t> sizes) {
   GraphNode& node = graph.node(index);
   const Attrs recorded = node.attrs;
@@ -177,8 +177,8 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     return std::all_of(node.outputs.begin(), node.outputs.end(),
                        [&](ValueId id) { return reach(graph.value(id)) <= reach(source); });
   };
-  // A choice is a set of candidates: those that get the less likely answer. Small sets come first, and among sets of
-  // one size, those without the first candidates.
+  // A choice is the set of candidates that are treated as the opposite of `likely`. Small sets come first, and among
+  // sets of equal size, those with the later candidates.
   std::vector<uint32_t> choices(size_t{1} << candidates.size());
   std::iota(choices.rbegin(), choices.rend(), 0u);
   std::stable_sort(choices.begin(), choices.end(),

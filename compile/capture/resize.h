@@ -1,7 +1,7 @@
 // Guesses what a recording would be if some dimensions of its inputs had other sizes. C++ passes plain integers to
-// reshape and slice, so it is unknown which of them follow a size. Guesses are tested at other sizes, where the shapes
-// of most wrong guesses do not fit together. A guess may still be wrong. So a guessed recording is never run, and what
-// it says about kernels is checked wherever code is used (jit/kernel_table.h).
+// reshape and slice, so it is unknown which of these integers depend on a size. Guesses are tested at other sizes,
+// where the shapes of most wrong guesses do not fit together. A guess may still be wrong. So a guessed recording is
+// never run, and what it says about kernels is checked whenever their code is used (jit/kernel_table.h).
 #pragma once
 
 #include <cstdint>

@@ -18,9 +18,9 @@ class Trace : public Recorder {
   Trace();
   ~Trace() override;
 
-  // Note [Recorded in memory order]. A call whose result keeps the layout channels last (Note [Results keep the layout]
-  // in runtime/op/op.h) is recorded as a call on views (B, H, W, C), whose result is contiguous, and a view of that. So
-  // everything after the recording sees elementwise ops in the order of memory.
+  // Note [Recorded in memory order]. An elementwise call with a channels-last result (Note [Results keep the layout] in
+  // runtime/op/op.h) is recorded as a call on views (B, H, W, C), which has a contiguous result, and a view that turns
+  // the result back. So all later stages see elementwise ops in the order of memory.
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) final;
   // Throws InternalError, because symbolic tensors have no data. Regions override this: they run what is recorded.
@@ -29,7 +29,7 @@ class Trace : public Recorder {
   // Adds a symbolic input with the metadata of `like`.
   Tensor placeholder(const Value& like);
   // Returns the value that `tensor` stands for; a tensor with storage becomes an input. Throws Error if `tensor` has no
-  // value because the region that was to compute it threw.
+  // value because the region that should have computed it threw.
   virtual ValueId value_of(const Tensor& tensor, std::source_location where = std::source_location::current());
   // The tensor that stands for a value.
   const Tensor& handle(ValueId id) const { return handles_[static_cast<size_t>(id)]; }
@@ -61,7 +61,7 @@ class Trace : public Recorder {
   // graph.
   void history_changed(const Tensor& input);
   // cut() removes the ops that were recorded after node `last` and returns them, so that the other ops can run first.
-  // resume() records the removed ops again: all, or the first `n`, which it takes out of the tail.
+  // resume() records the removed ops again: all of them, or the first `n`, and removes these from the tail.
   struct Tail {
     std::vector<GraphNode> nodes;
     std::vector<Value> values;    // the graph's values before cut(); ids in `nodes` refer to them
@@ -79,7 +79,7 @@ class Trace : public Recorder {
   HashMap<const TensorImpl*, ValueId> external_ids_;
 
  private:
-  // Memory of an earlier recording on this thread: a region records on every call, and should not allocate for it.
+  // Memory of an earlier recording on this thread. A region records on every call, and reuses it to allocate nothing.
   struct Spare {
     Graph graph;
     std::vector<Tensor> handles, external;

@@ -4,8 +4,8 @@
 // fuse and drop calls as usual.
 //
 // A recording writes memory of its own, or that of a tensor outside of it. The last version of an outside tensor is an
-// output, and the caller of the program finds it in the tensor's memory afterwards (Graph::versions,
-// region/write_back.h). The plan computes it in that memory, if the order of reads allows that.
+// output, and after the run it is in the tensor's memory (Graph::versions, region/write_back.h). If the order of reads
+// allows it, the plan computes this version directly in that memory.
 //
 // Nothing is guessed: if two tensors outside of the recording share memory, and neither is known to lie in the other, a
 // write to them is a graph break. Some writes that give memory another history are graph breaks, too. The list of all
@@ -241,13 +241,13 @@ const char* WritingTrace::record_write(const OpDef& op, std::span<const Tensor* 
     written = record_version(ops::kRevalue, list, {}, result_like(whole, true), where);
   }
   advance(memories_[at], written);
-  // On the eager tape the view's new history begins here, not where it is read.
+  // On the eager tape the view's new history begins at this write, not where the view is read next.
   if (differentiable && target.impl()->recorder == this) renew(*target.impl());
   return nullptr;
 }
 
-// Records a write that does not read what it overwrites: a copy or a fill. It needs no view of the old values, so the
-// key does not hold the offset of the view. Returns kNoValue for other writes.
+// Records a write that does not read the old values: a copy or a fill. Such a write needs no view of them, so the key
+// does not hold a view's offset (kOverwrite has it as a float). Returns kNoValue for other writes.
 ValueId WritingTrace::record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                                     ValueId whole, const Value& shown, bool differentiable,
                                     std::source_location where) {
@@ -311,8 +311,8 @@ std::vector<Tensor> WritingTrace::operands_apart(const OpDef& op, std::span<cons
   return apart;
 }
 
-// True if somebody holds a view of the memory that is an error to read, once its base has a new history: one that was
-// made under no_grad, or an expanded one.
+// True if somebody holds a view of the memory that cannot be read after the base gets a new history: a view that was
+// made under no_grad, or an expanded view.
 bool WritingTrace::has_unreadable_view(const Memory& memory) const {
   for (size_t i = 0; i < handles_.size(); ++i) {
     const auto id = static_cast<ValueId>(i);
@@ -466,9 +466,9 @@ ValueId WritingTrace::read_of_written(const Tensor& outside) {
 }
 
 // Note [Stale views]. On the eager tape, a view gets the new history of its base only when something asks for it:
-// an op that reads the view, or a backward from it. Until then it has no place in the order in which gradients meet at
-// the base. So a view that leaves the recording with its base, and that nothing has read since the last write, stays
-// stale: the recording gives it no history.
+// an op that reads the view, or a backward from it. Until then, the order in which gradients are added up for the base
+// does not include the view. So a view that leaves the recording with its base, and that nothing has read since the
+// last write, stays stale: the recording gives it no history.
 bool WritingTrace::may_stay_stale(ValueId id) const {
   const ValueId root = graph.value(id).root;
   const Memory* const memory = memory_of(root);

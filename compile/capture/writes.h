@@ -22,11 +22,11 @@ class WritingTrace : public Trace {
   void refresh();
   // True if a recorded call writes memory of `storage`.
   bool writes(const Storage& storage) const { return memory_of(storage) != nullptr; }
-  // Returns the tensor outside of the recording of which `id` is a version; null if there is none.
+  // If `id` is a version of a tensor outside of the recording, returns that tensor; otherwise null.
   const Tensor* written_tensor(ValueId id) const;
-  // Returns the tensor outside of the recording that `id`, a view of written memory, stands for; null if there is none.
+  // If `id` is a view of written memory that stands for a tensor outside of the recording, returns it; otherwise null.
   const Tensor* outside_view(ValueId id) const;
-  // True if `id` is a version of a tensor from outside whose history the recorded writes do not change.
+  // True if `id` is a version of a tensor from outside, and the recorded writes do not change that tensor's history.
   bool keeps_history(ValueId id) const;
   // True for a view that nothing has read since its base got a new history: Note [Stale views].
   bool is_left_stale(ValueId id) const {
@@ -45,7 +45,7 @@ class WritingTrace : public Trace {
 
   // Memory that recorded calls write.
   struct Memory {
-    // The tensor from outside that covers all that is written. Undefined: the recording itself made the memory.
+    // The tensor from outside that covers all written elements. Undefined: the recording itself made the memory.
     Tensor tensor;
     int32_t input = -1;     // the position of `tensor` in graph.inputs
     bool recorded = false;  // the recording gives `tensor` a history; its handle stands for a value until the run
@@ -92,7 +92,7 @@ class WritingTrace : public Trace {
   ValueId rebuild_view(ValueId view, ValueId root);
   ValueId rebuild_view_with_history(ValueId view, ValueId root);
   ValueId rebuild_as_view_of_root(ValueId view, ValueId root, bool with_history);
-  // Does what renewed() does for a user's handle. From this call on, the handle stands for the returned value.
+  // Like renewed(), for the value of a user's handle. From this call on, the handle stands for the returned value.
   ValueId renew(TensorImpl& handle);
   ValueId move_to(TensorImpl& handle, ValueId now);
   bool may_stay_stale(ValueId id) const;

@@ -59,8 +59,8 @@ struct GraphNode {
   bool in_place = false;  // in a recording: eager execution writes the result over operand 0
 };
 
-// A recorded write: after it, input number `input` holds `value`. A number below 0 stands for memory that the recording
-// itself allocated.
+// A recorded write: after it, input number `input` holds `value`. If `input` is below 0, the written memory is one that
+// the recording itself allocated.
 struct Version {
   ValueId value = kNoValue;
   int32_t input = -1;
@@ -90,8 +90,8 @@ struct Graph {
   ValueId written(ValueId id) const;
 };
 
-// Returns the line of the user's program that an error of the call names. The line is found while recording: when the
-// node runs, the modules that made the call have returned.
+// Returns the line of the user's program that an error of the node names. The line was found during recording, because
+// the modules that made the call have returned when the node runs.
 inline std::source_location line_of(const GraphNode& node) {
   return node.origin.user.line() == 0 ? node.where : node.origin.user;
 }
@@ -150,8 +150,8 @@ std::string to_string(const Graph& graph, Locations locations = Locations::kOmit
 // Returns one node's line, without the newline.
 std::string to_string(const Graph& graph, const GraphNode& node);
 
-// Returns the metadata of the node's results. Its op infers them from its operands' sizes, with their real strides or
-// as if all were dense. Throws what `infer` throws.
+// Returns the metadata of the node's results, as the op infers them from the operands' sizes and strides. With
+// Operands::kDense, all operands count as dense. Throws what `infer` throws.
 enum class Operands { kAsTheyAre, kDense };
 std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands);
 
