@@ -36,8 +36,8 @@ struct Checks {
 Checks parse_checks(const char* list);
 
 // Run the program as Program::run() or run_and_release() does, then the check if it is on. Throw InternalError if
-// numbers differ. A check compares all results at the end, so with the check on they are all returned, and `take` gets
-// none.
+// numbers differ. The check compares all results after the run. So with the check on, all results are returned, and
+// `take` is not called.
 std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,
                                 const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished = nullptr,
                                 std::span<const Tensor> homes = {}, const TakeResults& take = nullptr);
@@ -85,7 +85,7 @@ class UnitCheck {
   CollectiveLog sums_;  // the collectives of the compiled run
 };
 
-// Makes up operands for a graph's inputs, always the same ones.
+// Makes up operands for a graph's inputs. Equal graphs get equal operands.
 std::vector<Tensor> made_up_inputs(const Graph& graph);
 // Compiles a graph in exact mode and runs it on made-up operands. Returns the first difference from the results of
 // running the graph op by op; "" if there is none.

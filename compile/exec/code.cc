@@ -31,7 +31,7 @@ std::shared_ptr<const PreparedKernel> Code::prepare(const Plan& plan, const Laun
   if (make == nullptr || node.attrs.floats.size() > 0) return nullptr;
   NoGrad off;
   RecorderScope eager(nullptr);
-  // Stand-ins for memory: all that matters is which values share memory.
+  // Stand-ins for the slots of a run. Preparing a call uses only one fact about memory: which values share it.
   std::vector<std::pair<int32_t, Storage>> memory;
   const LibraryCall call(plan, launch, [&](const Value& like, const Address& address) {
     auto found = std::find_if(memory.begin(), memory.end(), [&](const auto& m) { return m.first == address.slot; });

@@ -22,15 +22,15 @@ class Code {
   const Target& target() const { return *target_; }
   KernelHandle handle(int32_t kernel) const { return kernels_[static_cast<size_t>(kernel)].handle; }
   // Returns the prepared library call of a launch: all work that depends only on shapes is done. Null: the op's kernel
-  // does this work in each call.
+  // does this work in every run.
   const std::shared_ptr<const PreparedKernel>& prepared(size_t launch) const { return prepared_[launch]; }
 
-  // Leases an arena for one run. With Plan::keeps_arena, it is the arena of an earlier run, if one is unused.
+  // Leases an arena for one run. With Plan::keeps_arena, reuses the arena of an earlier run if one is free.
   Storage lease_arena(const Plan& plan) const;
   void return_arena(Storage arena) const;
 
-  // Prepares a library call in another way: the one with the number `variant`. Returns null if there is no such way.
-  // Call prepare() and set_prepared() before the code is shared (exec/tune.h).
+  // Prepares a library call with the algorithm number `variant`. Returns null if there is no such algorithm. Call
+  // prepare() and set_prepared() before the code is shared with other threads (exec/tune.h).
   std::shared_ptr<const PreparedKernel> prepare(const Plan& plan, const Launch& launch, int variant) const;
   void set_prepared(size_t launch, std::shared_ptr<const PreparedKernel> call) { prepared_[launch] = std::move(call); }
 

@@ -88,7 +88,8 @@ class EagerOps final : public OpCompiler {
   }
 
  private:
-  // As Note [Recorded in memory order] in capture/trace.h: kernels compute results in the order of their dimensions.
+  // Generated kernels compute results in the order of their dimensions. So this runs the call on views, as in Note
+  // [Recorded in memory order] in capture/trace.h.
   static bool run_in_memory_order(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                                   std::span<Tensor> outputs, std::source_location where) {
     const NoGrad off;
@@ -105,7 +106,7 @@ class EagerOps final : public OpCompiler {
   std::shared_ptr<const Program> program_for(const Graph& graph, Device device, bool in_parts) {
     RecordingKey key = pack(graph, in_parts ? PackFloats::kYes : PackFloats::kNo);
     key.push_back(static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index));
-    // A device number that was closed may be reopened with another architecture (compile_for()).
+    // A device number may stand for another architecture later: compile_for() opens and closes devices.
     key.push_back(reinterpret_cast<uintptr_t>(find_target(device)));
     const std::shared_ptr<const Entry> entry = entries_.get(key, [&] { return compile(graph, device, in_parts); });
     std::lock_guard lock(mutex_);
@@ -116,7 +117,8 @@ class EagerOps final : public OpCompiler {
     std::shared_ptr<const Program> program;
     if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
       // Compiles in exact mode, which rounds as eager kernels do. A single kernel is compiled for all sizes. The parts
-      // of a decomposition are compiled for constant sizes: fused, they read a row only once if its length is known.
+      // of a decomposition are compiled for constant sizes: a fused kernel reads a row only once if it knows its
+      // length.
       program = Program::compile(graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever},
                                          .sizes = in_parts ? Sizes::kConstant : Sizes::kAny,
                                          .device = device});

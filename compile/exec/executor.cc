@@ -58,7 +58,7 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::sp
                            size_t end) const {
   Frame frame;
   frame.slots.resize(plan_.n_slots());
-  // Finds out who else holds an input before the frame holds it, too.
+  // Finds the donated inputs that nobody else holds, before the frame holds them, too.
   absl::InlinedVector<bool, 48> given(release ? inputs.size() : 0, false);
   if (release)
     for (const Plan::FreshBuffer& buffer : plan_.fresh)

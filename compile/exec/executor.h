@@ -55,18 +55,18 @@ class Executor {
 
   // `inputs`: as graph.inputs, with the same dtypes, sizes and strides; undefined if no launch reads the input. Returns
   // one tensor for each of graph.outputs, without history. `release`: donated inputs that only `inputs` holds are
-  // written over. If a launch throws, `finished` (if not null, and there are no seams) receives the outputs that are
-  // complete, and undefined for the others. `homes`: by output, the memory in which the caller wants it; undefined, or
-  // missing at the end: the run's own memory. A home is not used if its layout or alignment does not fit the output, or
-  // if the output shares memory. `take`: receives the results of seams, which are then returned as undefined. Null: all
-  // results are returned.
+  // written over. If a launch throws, `finished` (if not null, and `take` gets no seams) receives the complete outputs,
+  // and undefined for the others. `homes`: by output, the memory in which the caller wants the output. For undefined
+  // entries, and for entries missing at the end, the run allocates memory. A home is not used if its layout or
+  // alignment does not fit the output, or if the output shares memory. `take`: receives the results of seams, which are
+  // then returned as undefined. Null: all results are returned.
   std::vector<Tensor> run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished = nullptr,
                           std::span<const Tensor> homes = {}, const TakeResults& take = nullptr) const;
 
   // Runs a plan of table launches (make_table_plan).
   void run_tables(std::span<const TableArgument> tables) const;
-  // Runs one table launch in two parts. This call does what may fail and returns a function that does the rest. Null:
-  // nothing can fail, so call run_tables().
+  // Runs one table launch in two parts. This call does what may fail and returns a function that does the rest. If no
+  // part can fail, it does nothing and returns null: call run_tables().
   absl::AnyInvocable<void()> ready_table(size_t launch, const TableArgument& argument) const;
 
   // The parts of run(), for timing single launches. Fresh buffers whose first launch is `end` or later get no memory.

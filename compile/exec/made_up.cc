@@ -6,12 +6,12 @@
 namespace rondo::compile {
 namespace {
 
-// The requirements on the numbers of an integer value. They come from the ops that read the value or a view of it.
+// What the ops that read an integer value, or a view of it, require of its numbers.
 struct Places {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   bool known = false;      // an op uses the numbers as places
   int64_t bound = kNone;   // the numbers must be smaller
-  int64_t segmented = -1;  // they divide this many rows into segments: each start, and the last end; -1: they do not
+  int64_t segmented = -1;  // the numbers split this many rows into segments (all starts, then the last end); -1: none
 };
 
 void note_reader(const Graph& graph, const GraphNode& node, ValueId id, Places& places) {
@@ -25,7 +25,7 @@ void note_reader(const Graph& graph, const GraphNode& node, ValueId id, Places& 
       places.known = true;
       below(graph.value(node.inputs[0]).sizes[pick->dim(node.attrs)]);
     } else if (node.op->checks && node.inputs.size() == 1) {
-      // A check of indices, and a sort of them, have the bound of the indices as their first int.
+      // The ops that check or sort indices have the bound of the indices as their first integer attribute.
       places.known = true;
       below(node.attrs.ints[0]);
     } else {

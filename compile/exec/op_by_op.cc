@@ -92,7 +92,7 @@ ValueMap<Tensor> OpByOp::values_of_run(uint32_t* random) const {
   }
   run_eagerly(plain, values, nullptr, [&](const GraphNode& node) {
     if (node.op->kind == OpKind::kView) return;
-    // The logged sum was made from the unnudged operand: add the difference.
+    // The logged sum contains the operand without nudges, so the difference is added.
     if (node.op->is<trait::Exchange>() && sums_ != nullptr)
       values[node.outputs[0]].add_(values[node.inputs[0]] - values_[node.inputs[0]]);
     for (ValueId id : node.outputs) nudge(values[id], *random);

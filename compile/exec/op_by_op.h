@@ -1,12 +1,12 @@
-// OpByOp: runs a graph op by op with the ops' own kernels. Compiled results are compared with this.
+// OpByOp: runs a graph op by op with the ops' own kernels. Compiled results are compared with its values.
 //
 // Note [What rounding moves]. In exact mode no bit may differ. In default mode, a compiled program rounds in other
 //   places and adds in another order than eager execution. The effect on a number depends on how it is computed: if
 //   terms cancel, only their rounding is left. An example is the gradient of a bias before a normalisation: its exact
 //   value is 0. So a fraction of the largest element (kRelaxed) does not bound every difference. If a result differs by
 //   more than this fraction, the graph runs three more times, and each input and each op's result is nudged: changed by
-//   up to a unit in its last place. A result may differ by kTimesMoved times as much as these nudges move it. If a
-//   nudge changes the outcome of a comparison, all results that depend on it move, too.
+//   up to a unit in its last place. A result may differ by kTimesMoved times as much as these nudges move it. A nudge
+//   may change the outcome of a comparison; then all results that depend on the comparison move, too.
 #pragma once
 
 #include <optional>
@@ -29,9 +29,9 @@ class OpByOp {
   // The inputs may be overwritten afterwards.
   OpByOp(Graph graph, std::span<const Tensor> inputs, bool exact);
   // Runs the graph; call it first. Nodes that need an undefined input are skipped, and their results are undefined.
-  // `sums`: the collectives of the compiled run, which has already sent them. Nothing is sent again: Note [Collectives
-  // are effects] in runtime/op/op.h. Null: the graph has no collectives, or they have not been sent. `sums` must
-  // outlive this object.
+  // `sums`: the collectives that the compiled run has already sent. They are not sent again: Note [Collectives are
+  // effects] in runtime/op/op.h. Null: the graph has no collectives, or they have not been sent. `sums` must outlive
+  // this object.
   void run(CollectiveLog* sums = nullptr);
   // Like first_difference(), but compares the operands of the collectives with those that the compiled run has sent
   // (`sums`). The results of the collectives are the same in both.

@@ -11,7 +11,7 @@
 namespace rondo::compile {
 namespace {
 
-// If the compiler refuses a kernel, compiles each one alone, so that the reproducer contains the kernel at fault.
+// If the compiler refuses the kernels, compiles each kernel alone, so that the reproducer contains the one at fault.
 CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::span<const KernelHint> hints,
                      const Target& target) {
   try {

@@ -32,7 +32,7 @@ struct OtherSizes {
 };
 struct SizeMarks {
   absl::AnyInvocable<OtherSizes() const> graph_at;
-  // Code for these ranges of sizes exists already, so any code that fits is used.
+  // True if code for these ranges of sizes was made before. Then any existing code that serves the sizes is used.
   bool ranges_met = false;
 };
 
@@ -69,7 +69,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::shared_ptr<const Floats> floats_at(std::span<const double> recorded) const;
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }
-  const PlanOptions& how() const { return how_; }  // the options of the plan; the check of its numbers needs them
+  const PlanOptions& how() const { return how_; }  // the options of the plan, for exec/check_units.h
 
   // A graph before all passes. `formulas`: for the floats of all nodes, in order.
   struct Source {

@@ -26,8 +26,8 @@ struct Reproducer {
   std::optional<Unit> unit;          // for "lower"
   std::vector<bool> needed;          // for "lower"
   std::optional<LoopKernel> kernel;  // for "emit"
-  // For a stage of a derivation: its other inputs besides `graph`, which is the recording. If `options` are not exact,
-  // such a stage may choose layouts.
+  // For a stage of transform/derivation.h: its inputs besides `graph`, which is the recording. If `options` are not
+  // exact, such a stage may choose layouts.
   CompileOptions recompute;
   Arriving arriving;
   std::optional<std::vector<ValueId>> saved;

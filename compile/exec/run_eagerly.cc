@@ -26,11 +26,11 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     const std::source_location where = line_of(node);
     for (ValueId id : node.inputs)
       args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], where);
-    bool differentiable = false;  // results that were made under no_grad stay constant
+    bool differentiable = false;  // false for nodes that were recorded under no_grad: their results get no history
     for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
     GradMode mode(differentiable);
     if (!given || !given(node, args, outputs)) call(*node.op, args, node.attrs, outputs);
-    // Reads args[0] only for an op that has operands.
+    // An op for which is_same_variable() is true has operands, so args[0] exists.
     if (differentiable && ops::is_same_variable(*node.op) && args[0].tensor.requires_grad()) {
       const Edge edge = autograd::gradient_edge(args[0].tensor);
       autograd::set_history(outputs[0], edge.node, edge.output);

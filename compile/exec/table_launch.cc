@@ -22,7 +22,7 @@ int TableLaunch::compile(Device device) {
   if (compiled()) return 0;
   const Target& target = target_of(device);
   if (!plan_.has_value()) plan_ = make_table_plan(kernel_, target);
-  // An item may have any sizes, down to a single element, so the code must assume nothing about them.
+  // An item may have any size, down to a single element, so the code must assume nothing about its size.
   KernelUse use = exact_use(kernel_);
   use[0] = {};
   for (size_t at : width_extents(kernel_)) use[at] = {};

@@ -1,4 +1,4 @@
-// A pass over a table: a plan of one table launch, with its code. The optimizer's steps are such passes.
+// A pass over a table (target/table.h): a plan of one table launch, with its code. Optimizers run their steps this way.
 #pragma once
 
 #include <memory>
@@ -27,11 +27,11 @@ class TableLaunch : public std::enable_shared_from_this<TableLaunch> {
   int compile(Device device = kCPU);
   bool compiled() const { return code_.has_value(); }
   const Plan& plan() const { return *plan_; }  // REQUIRES: compiled()
-  // Enqueues a pass over the items. REQUIRES: compiled(); the table's addresses are of the device for which it was
-  // compiled. The table itself may be freed on return.
+  // Enqueues a pass over the items. REQUIRES: compiled(), and the table's addresses are of the device that compile()
+  // was called for. The table itself may be freed on return.
   void run(const Table& table, const Condition& when = {}) const;
   // Does the part of a run that may fail: allocates memory for the table and loads code. Returns a function that does
-  // the rest, which only enqueues. Null: nothing can fail, so call run(). The table may be freed on return.
+  // the rest, which only enqueues. If no part can fail, returns null: call run(). The table may be freed on return.
   absl::AnyInvocable<void()> ready(const Table& table, const Condition& when = {}) const;
 
  private:

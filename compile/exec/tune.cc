@@ -50,7 +50,7 @@ class PlanTuner {
   // Makes the results of this launch, which later launches read.
   void make_results(size_t index) {
     const Launch& launch = plan_.launches[index];
-    // A collective is not called: the other processes are not tuning now.
+    // A collective is not called, because the other processes do not take part in the tuning.
     const bool is_collective = std::any_of(launch.nodes.begin(), launch.nodes.end(),
                                            [&](int32_t n) { return plan_.graph.node(n).op->is<trait::Exchange>(); });
     bool made = false;
@@ -65,7 +65,7 @@ class PlanTuner {
     for (const auto& [id, address] : results_of(launch)) {
       if (made && !are_places(plan_.graph, id)) continue;
       Tensor result = frame_.tensor(plan_.graph.value(id), address);
-      // Made-up numbers may lead to results out of range where the program's own numbers would not.
+      // With made-up numbers, a launch may compute places that are out of range.
       if (made && are_good_places(plan_.graph, id, result.to(kCPU).to_vector<int64_t>())) continue;
       result.copy_(made_up(plan_.graph, id, code_.device(), generator_));
     }
@@ -166,9 +166,9 @@ void tune(Plan& plan, Code& code, bool exact) {
   PlanTuner(plan, code, exact).run();
 }
 
-// Times the product with epilogues, and without. Without, each epilogue is one more pass over the result, with the op's
-// own kernel. A product of few rows mostly waits for its weights: a program reads them from memory, but this timing
-// would read them from the caches. So a product of few rows is not timed and gets no epilogues.
+// Times the product with epilogues and without. Without epilogues, each op is one more pass over the result, with the
+// op's own kernel. A product of few rows mostly waits for its weights. A program reads the weights from memory, but
+// this timing would read them from the caches. So a product of few rows is not timed and gets no epilogues.
 bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::vector<int32_t>& epilogues) {
   constexpr int64_t kFewRows = 4;
   const Dims& sizes = graph.value(graph.node(index).outputs[0]).sizes;

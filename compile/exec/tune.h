@@ -12,8 +12,8 @@ namespace rondo::compile {
 // Chooses the way to run each launch. If `exact`, chooses only among ways whose results have the same bits.
 void tune(Plan& plan, Code& code, bool exact);
 
-// True if a product of `graph` is faster with these ops as epilogues than with a separate pass over its result
-// for each op.
+// True if the product (a node of `graph`) is faster with these nodes as epilogues than with a separate pass over its
+// result for each of them.
 bool epilogues_pay(Device device, const Graph& graph, int32_t product, const std::vector<int32_t>& epilogues);
 
 }  // namespace rondo::compile
