@@ -79,7 +79,7 @@ inline constexpr Mode kModes[] = {Mode::kDefault, Mode::kReduceOverhead, Mode::k
 // Whether products add residuals and apply GELU to their own results before they are stored (the library's post-ops).
 enum class Epilogues : uint8_t {
   kTuned,   // if Mode::kMaxAutotune measures a gain: often a fused kernel that reads the result again is faster. A bf16
-            // product (a weight's gradient) writes f32 if only f32 is needed, unless `exact`
+            // product (say, a weight's gradient) writes f32 if only f32 is needed, unless `exact`
   kAlways,  // wherever possible; with `exact`, only f32 sums, whose bits are those of the separate op
   kNever,
 };

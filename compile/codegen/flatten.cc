@@ -7,7 +7,7 @@ void flatten(LoopKernel& kernel) {
   for (const Instr& i : kernel.instrs)
     if (i.op == LoopOp::kScan) return;
   for (const Operand& operand : kernel.operands) {
-    // A picked axis does not move with the row.
+    // A picked axis does not depend on the row.
     const size_t picked = is_picked(operand) ? 1 : 0;
     const bool constant = operand.col_stride == 0 && operand.axes.size() == picked;
     const bool dense = operand.col_stride == 1 &&

@@ -5,8 +5,8 @@
 
 namespace rondo::compile {
 
-// Turns a kernel without row structure into one row of all elements, which threads may split anywhere: sets
-// split_columns. Leaves other kernels unchanged. REQUIRES: no column sums.
+// If no operand needs separate rows, turns the kernel into one row of all elements, which threads may split anywhere:
+// sets split_columns. Leaves other kernels unchanged. REQUIRES: no column sums.
 void flatten(LoopKernel& kernel);
 
 }  // namespace rondo::compile

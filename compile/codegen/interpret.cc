@@ -342,8 +342,7 @@ class Interpreter {
     else write(r.f32);
   }
 
-  // Combines the result of a column reduction with `to`, an element of a partial operand, which has the reduction's
-  // type.
+  // Combines one element into a column reduction's partial result, which is at `to` and has the reduction's type.
   void combine_into(const Instr& i, char* to) const {
     store(i.type, combine(along_row(i.op), i.type, load(i, to), registers_[i.a]), i.type, to);
   }
@@ -363,7 +362,7 @@ void interpret(const LoopKernel& kernel, void* const* operands, const double* sc
   if (const std::string problem = verify(kernel); !problem.empty()) throw_internal(kernel.name + ": " + problem);
   if (kernel.split_columns)
     invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "splits inside of a grain");
-  // Kernels along rows use the order of Note [Column order].
+  // Kernels with `inner` above 1 use the order of Note [Column order] in ops/reduction_order.h.
   const RowOrder along_rows{.lanes = 1, .block = column_chunk_rows(kernel.cols), .distances = {}};
   if (begin < end) Interpreter(kernel, operands, scalars, begin, kernel.inner > 1 ? along_rows : order).run(end);
 }

@@ -1,6 +1,6 @@
-// Runs a LoopKernel one element at a time, with the primitives of runtime/ops/scalar_math.h. It defines what generated
-// code must compute, bit for bit. It is a test oracle and a tool to find a wrong kernel; it is hundreds of times slower
-// than compiled code.
+// Runs a LoopKernel one element at a time, with the primitives of runtime/ops/scalar_math.h. The interpreter defines
+// what generated code must compute, bit for bit. It is a test oracle and a tool to find a wrong kernel, and hundreds of
+// times slower than compiled code.
 #pragma once
 
 #include <vector>
@@ -9,10 +9,10 @@
 
 namespace rondo::compile {
 
-// The order of a reduction over the columns of a row. Lane c % lanes combines the columns c, in increasing c, onto the
-// identity; after each `block` columns the lanes are combined onto totals, and start again from the identity. Then, for
-// each distance k in turn, each total i is combined with total i + k; total 0 is the result. The default is the order
-// of ops/reduction_order.h; other targets have other orders.
+// The order of a reduction over the columns of a row. Each lane starts from the identity. Lane c % lanes combines
+// column c, in increasing c. After each `block` columns, each lane is combined onto its total and starts from the
+// identity again. Then, for each distance k in turn, each total i is combined with total i + k. Total 0 is the result.
+// The default is the order of ops/reduction_order.h; other targets have other orders.
 struct RowOrder {
   int32_t lanes = kLanes;
   int64_t block = kRowBlock;  // a multiple of `lanes`

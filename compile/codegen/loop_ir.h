@@ -10,8 +10,8 @@
 //
 // Registers are f32, f64, booleans or integers (i64, i32, u8). A 16-bit float type on an instruction means an f32
 // register; kCast, kLoad, kConst and kScalar of such a type round to it, arithmetic does not. kLoad converts from the
-// operand's dtype, and kStore to the operand's dtype. Storing an f32 to u8 stores the low byte of the integer value of
-// the f32, which are the low bits of a + 1.5 * 2^23.
+// operand's dtype, and kStore to the operand's dtype. Storing an f32 `a` to u8 stores the low byte of its integer
+// value, that is, the low bits of a + 1.5 * 2^23.
 //
 // Arithmetic on integers wraps around: kAdd, kSub, kMul, kNeg and kAbs, and sums. Conversions are those of eager
 // execution (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar truncate a float toward zero,
@@ -36,7 +36,7 @@ namespace rondo::compile {
 // How an operand is addressed. The offset of its element at (row, col), in elements, is
 //   base + sum over axes of ((row / divisor) % size) * stride  +  col * col_stride
 // The first axis may be a picked axis, with divisor 0: its index is an argument of kPick or kCheckIndex. Only these two
-// have such operands.
+// instructions use operands with a picked axis.
 struct OperandAxis {
   int64_t divisor;
   int64_t size;
@@ -51,7 +51,7 @@ struct Operand {
   // call for rows [begin, end) writes row begin / chunk_rows of it. If the kernel has segments (Note [Segments of
   // rows]), it is the complete result, [segments, cols].
   bool is_partial = false;
-  // Sums only: the index of the dense operand to which the complete sum is added; -1: none.
+  // Sums of segments only: the index of a dense input that is added to the complete sum; -1: none.
   int32_t onto = -1;
   // A random state, i64 [2] = {seed, base}, read whole (Note [Random state] in runtime/random/random_state.h). The
   // offset of the element at (row, col) is its number in the stream (seed, base + increment).
@@ -61,8 +61,8 @@ struct Operand {
   // gives. dtype: i64.
   bool is_index = false;
   // For kCheckIndex: the size of the first axis, a picked one, bounds the indices; the other axes and the columns give
-  // the position of each index, for the error message. dtype: i64. Its address is where CPU code writes 1 if an index
-  // is out of range; on a GPU, the device's status.
+  // the position of each index, for the error message. dtype: i64. CPU code writes 1 to the operand's address if an
+  // index is out of range. On a GPU, the address is that of the device's status.
   bool is_check = false;
 };
 // True if loads and stores may use the operand. False for random states, and for operands of kIndex and kCheckIndex.
@@ -73,7 +73,7 @@ inline bool is_random(LoopOp op) {
   return op == LoopOp::kRandomKeep || op == LoopOp::kRandomFirst || op == LoopOp::kRandomSecond;
 }
 
-// True if another operand's Operand::onto names this one. Such an operand has one row per segment, not per row.
+// True if another operand's Operand::onto is `index`. Operand `index` then has one row per segment, not per row.
 inline bool is_onto(const std::vector<Operand>& operands, size_t index) {
   return std::any_of(operands.begin(), operands.end(),
                      [&](const Operand& o) { return o.onto == static_cast<int32_t>(index); });
@@ -86,7 +86,8 @@ inline bool is_picked(const Operand& operand) { return !operand.axes.empty() && 
 inline constexpr int64_t kMaxStep = 2 * kLanes;
 // Column strides up to this are gathered with 32-bit indices.
 inline constexpr int64_t kNarrowStride = INT32_MAX / kLanes;
-// Calls of a split_columns kernel begin and end at multiples of this, which suits vector loops and cache lines.
+// Calls of a split_columns kernel begin and end at multiples of this (the last one ends at the last column), which
+// suits vector loops and cache lines.
 inline constexpr int64_t kSplitGrain = 64;
 
 inline bool is_integer(DType type) { return type == kI64 || type == kI32 || type == kU8; }
@@ -149,9 +150,9 @@ struct LoopKernel {
   int64_t rows = 1;
   int64_t cols = 1;
   // Above 1: the iteration space is (rows / inner, cols, inner): each group of `inner` rows is adjacent in memory,
-  // and the columns of a row are not. Vectors and threads run along the rows. Reductions over the columns use the
-  // column order of ops/reduction_order.h (the columns of a row are what that note calls rows). Such a kernel has
-  // no column sums.
+  // and the columns of a row are not. Vectors and threads run along the rows. Reductions over the columns use Note
+  // [Column order] of ops/reduction_order.h (the note's "rows" are the columns here). Such a kernel has no column
+  // sums.
   int64_t inner = 1;
   // True: rows == 1 and a call covers columns [begin, end); begin is a multiple of kSplitGrain, and so is end unless it
   // is cols. Such a kernel has one stage and no reductions. False: a call covers rows [begin, end); with column

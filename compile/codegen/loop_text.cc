@@ -146,7 +146,7 @@ std::string code_text(const LoopKernel& kernel) {
   };
   forget(same.cols);
   forget(same.chunk_rows);
-  std::string wrapping;  // the only facts about the number of rows on which code depends
+  std::string wrapping;  // code depends on the number of rows only through these facts
   for (size_t n = 0; n < same.operands.size(); ++n) {
     forget(same.operands[n].col_stride);
     for (size_t a = 0; a < same.operands[n].axes.size(); ++a) {

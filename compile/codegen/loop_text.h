@@ -29,7 +29,7 @@ LoopOpInfo info(LoopOp op);
 std::string to_string(const LoopKernel& kernel);
 
 // Returns a cache key: the text of everything that code depends on, and of nothing else. Kernels with equal texts
-// compile to equal code. Names, numbers of rows and extents that are read at run time are omitted.
+// compile to equal code. Names, numbers of rows and the values of extents that are read at run time are left out.
 std::string code_text(const LoopKernel& kernel);
 
 // Parses a kernel; does not verify it. Throws Error "line 3: what".

@@ -13,7 +13,7 @@ bool is_comparison(LoopOp op) { return op >= LoopOp::kLt && op <= LoopOp::kNe; }
 bool is_logical(LoopOp op) { return op >= LoopOp::kAnd && op <= LoopOp::kNot; }
 
 bool needs_integers(LoopOp op) { return op == LoopOp::kShiftLeft || op == LoopOp::kShiftRight; }
-// True for operations that exist for integers; floats have more.
+// True for the arithmetic operations that exist for integers.
 bool has_integers(LoopOp op) {
   return op == LoopOp::kAdd || op == LoopOp::kSub || op == LoopOp::kMul || op == LoopOp::kNeg || op == LoopOp::kAbs ||
          needs_integers(op) || is_reduction(op) || is_column_reduction(op) || op == LoopOp::kScan;

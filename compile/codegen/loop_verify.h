@@ -1,4 +1,4 @@
-// Checks a LoopKernel before it is compiled or interpreted: emitters rely on these rules.
+// Checks a LoopKernel before it is compiled or interpreted: emitters rely on the rules of loop_ir.h.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace rondo::compile {
 
-// Returns the first broken rule of loop_ir.h, or "".
+// Describes the first broken rule; "" if there is none.
 std::string verify(const LoopKernel& kernel);
 
 }  // namespace rondo::compile

@@ -13,7 +13,8 @@
 namespace rondo::compile {
 namespace {
 
-// Where an instruction runs: once per row or for every column, and in or after which sweep.
+// Where an instruction runs: once per row or for every column, and in which stage. The result of a row reduction can be
+// read from stage `level` on; the reduction itself runs in the stage before.
 struct Placement {
   bool row = true;
   int32_t level = 0;
@@ -193,7 +194,7 @@ class UnitLowering final : public LoopBuilder {
       return;
     }
     if (value.dtype == kBool) {
-      // Readers in this kernel see the boolean, not the number.
+      // Other ops in this kernel read the boolean, not the number that it is made from.
       if (v.type != kBool) v = emit(LoopOp::kNe, kBool, v, constant(0.0, v.type), {});
     } else {
       const DType held = compute_dtype(value.dtype);
@@ -314,7 +315,8 @@ class UnitLowering final : public LoopBuilder {
     for (int32_t id : sinks_) last_level = std::max(last_level, placement(id).level);
     kernel.stages.resize(static_cast<size_t>(last_level) + 1);
     row_copy_.assign(instrs_.size(), -1);
-    // Only instructions that a sink needs are emitted. A reduction belongs to the stage before its level.
+    // Only instructions that a sink (a store or another effect) needs are emitted. A reduction belongs to the stage
+    // before its level.
     mark_needed();
     for (int32_t stage = 0; stage <= last_level; ++stage) {
       column_copy_.assign(instrs_.size(), -1);
@@ -397,8 +399,9 @@ class UnitLowering final : public LoopBuilder {
   std::vector<Placement> placements_;
   std::map<InstrKey, int32_t> numbering_;
   std::map<ValueId, LoopValue> made_;
-  // Casts to 16 bits. rounds_: eager execution stores the result of 16-bit operands in their type. asked_for_: the user
-  // names the type (a conversion, a range), or the kernel stores the result, so that all kernels see the same number.
+  // Casts to 16 bits. rounds_: casts that default mode may drop; eager execution rounds because the operands have 16
+  // bits. asked_for_: casts that stay, because the user names the type (a conversion, a range), or because the kernel
+  // stores the result and all kernels must see the same number.
   std::set<int32_t> rounds_, asked_for_;
   std::vector<int32_t> sinks_;
   std::vector<bool> used_;

@@ -27,8 +27,8 @@ struct LoweredUnit {
   int32_t first_scalar = 0;       // kArgument: the position of the first one among the scalars of all kernels of a plan
   std::vector<ColumnResult> column_results;
   std::vector<int64_t> extents;  // the kernel's extents(), for its calls
-  // Instructions that round a result to 16 bits although this kernel does not store it, because eager execution does.
-  // Casts by the user are not among them.
+  // Instructions that round a result to 16 bits only because eager execution stores it in 16 bits; this kernel does not
+  // store it. Casts by the user are not among them.
   std::vector<int32_t> roundings;
 };
 

@@ -80,7 +80,7 @@ class Contraction {
     const Instr& sum = at(id);
     if ((sum.op != LoopOp::kAdd && sum.op != LoopOp::kSub) || is_integer(sum.type)) return -1;
     for (int32_t arg : {sum.a, sum.b}) {
-      // A product that is computed once per row stays in the row code.
+      // A product that is computed once per row is not fused with a sum that is computed for every column.
       const bool same_place = once_a_row_[static_cast<size_t>(arg)] == once_a_row_[static_cast<size_t>(id)];
       if (at(arg).op == LoopOp::kMul && (is_place(at(arg).a) || is_place(at(arg).b))) continue;
       if (at(arg).op == LoopOp::kMul && at(arg).type == sum.type && uses_[static_cast<size_t>(arg)] == 1 && same_place)

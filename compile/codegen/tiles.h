@@ -15,8 +15,8 @@ inline bool is_transposed(const Operand& operand) {
                      [](const OperandAxis& axis) { return axis.divisor == 1 && axis.stride == 1 && axis.size > 1; });
 }
 
-// CPU only: true for pointwise kernels with a transposed operand. It is equal for all kernels that have the same code,
-// because it does not depend on sizes that code reads at run time.
+// CPU only: true for pointwise kernels with a transposed operand. The result is equal for all kernels that have the
+// same code, because it does not depend on sizes that code reads at run time.
 inline bool goes_in_tiles(const LoopKernel& kernel) {
   if (kernel.inner > 1 || kernel.split_columns || kernel.chunk_rows > 0 || kernel.starts >= 0 || kernel.per_item ||
       kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty())
@@ -37,8 +37,9 @@ inline bool goes_in_tiles(const LoopKernel& kernel) {
   });
 }
 
-// Rows and columns of a group of tiles that are processed together. A column of a transposed operand then fills half a
-// page, and the pages of all rows and columns stay in the second TLB, and their lines in the second-level cache.
+// The size of a group of tiles that are processed together. With these numbers, a column of a transposed operand fills
+// half a page, the pages of all rows and columns stay in the second-level TLB, and their lines in the second-level
+// cache.
 inline constexpr int64_t kRowsTogether = 512, kColumnsTogether = 64;
 
 }  // namespace rondo::compile

@@ -143,7 +143,7 @@ class Finder {
           check(launch.addresses[static_cast<size_t>(operand.onto)], {0, partial_bytes(kernel, operand.dtype)},
                 operand.dtype, absl::StrCat("operand @", operand.onto));
     }
-    for (const Launch::Check& c : launch.checks) {  // the message of a failed check reads the indices again
+    for (const Launch::Check& c : launch.checks) {  // if a check fails, its error message reads the indices again
       const GraphNode& node = graph_.node(c.node);
       if (const std::string what = difference_from_inferred(graph_, node); !what.empty()) return refuse(what);
       const Value& indices = graph_.value(node.inputs[0]);
@@ -194,7 +194,7 @@ class Finder {
       const ValueId id = is_input ? launch.inputs[at] : launch.outputs[at];
       if (id == kNoValue) continue;
       const Value& value = graph_.value(id);
-      // The op writes its own result, but with the last epilogue's dtype.
+      // The memory has the layout of the op's own result, but the dtype of the last epilogue's.
       Reach reach = reach_of(is_input ? value : graph_.value(op.outputs[at]), value.dtype);
       // A kernel may assume that its result is dense, and write all of it.
       if (!is_input) reach.end = std::max(reach.end, dense_bytes(value, value.dtype));

@@ -1,4 +1,4 @@
-// Checks that everything that a plan's launches access is within the memory that a run of the plan has.
+// Checks that a plan's launches access only the memory that a run of the plan has.
 #pragma once
 
 #include <optional>
@@ -13,9 +13,9 @@ struct OutOfBounds {
   std::string what;
 };
 // Returns the first fault: an address beyond its slot, a library call on values that its op does not accept, a view
-// beyond its root, a donor smaller than the buffer that takes its memory. Returns nullopt if there is none. Kernels,
-// ids of values, nodes and slots' kinds must be valid (codegen/loop_verify.h, parse_plan). Sizes and strides must be
-// below 2^48.
+// beyond its root, a donor smaller than the buffer that takes its memory. Returns nullopt if there is none. REQUIRES:
+// kernels, ids of values and nodes, and kinds of placements are valid (codegen/loop_verify.h, parse_plan); sizes and
+// strides are below 2^48.
 std::optional<OutOfBounds> find_out_of_bounds(const Plan& plan);
 
 }  // namespace rondo::compile

@@ -16,7 +16,7 @@
 namespace rondo::compile {
 namespace {
 
-// True if the parts that the node would assemble are already in their places.
+// True if the node is a concatenation, and its parts are already in their places in the result.
 bool is_in_place(const Graph& graph, const GraphNode& node) {
   const auto* const trait = node.op->as<trait::SideBySide>();
   if (trait == nullptr) return false;
@@ -59,8 +59,8 @@ EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const 
   if (options.epilogues == Epilogues::kAlways) return chains;
   for (size_t n = 0; n < chains.size(); ++n) {
     std::vector<int32_t>& chain = chains[n];
-    // A product that widens its result is as fast as one that does not. But if a kernel reads the result, it reads
-    // fewer bytes if the product leaves the result in 16 bits.
+    // A product that widens its result is as fast as one that does not. But a kernel that reads the result reads fewer
+    // bytes if the product leaves it in 16 bits.
     if (chain.empty() || only_widens(graph, chain)) continue;
     const bool widens = graph.node(chain[0]).op->epilogue == Epilogue::kWiden;
     if (target.capabilities.epilogues_pay && (!widens || chain.size() > 1)) continue;
@@ -90,9 +90,9 @@ int64_t grain_of(const LoopKernel& kernel, int64_t grain) {
   return grain * static_cast<int64_t>(kUsual) / static_cast<int64_t>(std::max(kUsual, instructions));
 }
 
-// Does what Capabilities::gathers_sums asks for: delays the launches that add up partial sums, so that several run
-// together. They run before a launch that accesses one of their results, or after the last launch that writes a result
-// of a seam.
+// For Capabilities::gathers_sums: delays the launches that add up partial sums, so that several run together. The
+// waiting launches run before a launch that accesses one of their results, or after the last launch that writes a
+// result of a seam.
 void gather_sums(Plan& plan, const std::vector<PlannedSeam>& seams) {
   std::vector<Launch> order, waiting;
   ValueMap<bool> awaited(plan.graph, false);  // by root value: a waiting launch accesses it

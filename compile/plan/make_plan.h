@@ -16,10 +16,10 @@ struct PlanOptions {
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
-  std::vector<Update> updates = {};  // for plan_memory()
+  std::vector<Update> updates = {};  // for plan_memory(), as is `donated`
   std::vector<bool> donated = {};
   std::vector<PlannedSeam> seams = {};
-  // Whether a product is faster with these epilogues than without (exec/tune.h); null: not tried.
+  // Whether a product is faster with these epilogues than without (exec/tune.h); null: not measured.
   std::function<bool(const Graph& graph, int32_t product, const std::vector<int32_t>& epilogues)> epilogues_pay =
       nullptr;
 };
@@ -30,8 +30,8 @@ Plan make_plan(Graph graph, const Target& target, const PlanOptions& options = {
 // argument of the run.
 Plan make_table_plan(LoopKernel kernel, const Target& target);
 
-// Does what make_plan() does, except for planning memory. Used to compare a graph's kernels with its kernels at other
-// sizes.
+// Does what make_plan() does, but plans no memory and no seams. Used to compare a graph's kernels with its kernels at
+// other sizes.
 Plan plan_launches(Graph graph, const Target& target, const PlanOptions& options);
 
 // Makes the launch that calls the op of nodes[0], with the other nodes as its epilogues. It has no addresses yet.

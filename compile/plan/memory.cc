@@ -9,8 +9,8 @@ namespace {
 
 int64_t bytes_of(const Value& v) { return v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype)); }
 
-// Places blocks in the arena by first fit: each takes the lowest offset where no block that is alive at the same time
-// lies.
+// Places blocks in the arena by first fit: each block takes the lowest offset at which it overlaps no block that is
+// alive at the same time.
 class ArenaPlanner {
  public:
   // Places a block that is alive from launch `first` to launch `last`, both included.
@@ -43,8 +43,8 @@ class ArenaPlanner {
 // element comes before its store (loop_ir.h).
 bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
   const Operand &a = kernel.operands[in], &b = kernel.operands[out];
-  // The parts of a row are computed by several calls. All of them read a value that is the same for all columns, so the
-  // first call to finish would change it for the others.
+  // Several calls compute the parts of a row. All of them read a value that is the same for all columns, so the first
+  // call that stores to it would change it for the others.
   if (kernel.split_columns && a.col_stride == 0) return false;
   if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial || is_picked(a) ||
       !has_elements(a) || a.axes.size() != b.axes.size())
@@ -178,7 +178,7 @@ class MemoryPlanner {
       const GraphNode& node = graph_.node(launch.op());
       const size_t own = node.inputs.size();
       for (size_t i = own; i < launch.inputs.size(); ++i) offer(launch.inputs[i], launch.outputs[0]);
-      if (node.op->kind == OpKind::kElementwise)  // its kernel runs in place in eager execution, too
+      if (node.op->kind == OpKind::kElementwise)  // eager execution, too, runs the op's kernel in place
         for (const ValueId in : node.inputs) {
           const Value &from = graph_.value(in), &to = graph_.value(launch.outputs[0]);
           if (is_update(from.root, to.root) && from.dtype == to.dtype && from.sizes == to.sizes &&
@@ -205,13 +205,13 @@ class MemoryPlanner {
     return pairs;
   }
 
-  // If a launch is the last reader of a value, one of its results takes the value's memory. So the processor reads and
-  // writes the same cache lines.
+  // If a launch is the last reader of a value, one of the launch's results takes the value's memory. So the processor
+  // reads and writes the same cache lines.
   void share_in_place() {
     for (int i = 0; i < n_launches(); ++i) {
       std::vector<std::pair<ValueId, ValueId>> pairs = overwritable(launch(i));
-      // Updates come first: if a kernel adds a value to an input, the sum should take the input's memory, not that of
-      // the other operand, from which it would have to be copied to the input's memory.
+      // Updates come first: if a kernel adds a value to an input, the sum should take the input's memory. In the memory
+      // of the other operand, it would have to be copied to the input's memory later.
       std::stable_partition(pairs.begin(), pairs.end(), [&](const auto& pair) {
         return is_update(graph_.value(pair.first).root, graph_.value(pair.second).root);
       });
@@ -249,7 +249,7 @@ class MemoryPlanner {
                        [&](ValueId id) { return graph_.value(id).root == source; });
   }
 
-  // True if the launch checks values of its operands, or if other processes take part in it: both may fail.
+  // True if the launch may fail, because it checks values of its operands, or because other processes take part in it.
   bool may_throw(const Launch& launch) const {
     return std::any_of(launch.nodes.begin(), launch.nodes.end(),
                        [&](int32_t n) { return graph_.node(n).op->has_effects(); });
@@ -267,8 +267,8 @@ class MemoryPlanner {
   }
   bool is_update(ValueId source, ValueId result) const { return update_of(source, result) != nullptr; }
 
-  // Most library calls take no donated memory: a product is prepared either for memory that it adds to or for memory
-  // that it overwrites, but whether an input is donated differs from call to call.
+  // False for most library calls: a product is prepared either for memory that it adds to or for memory that it
+  // overwrites, but whether an input is donated differs from run to run.
   bool takes_donations(const Launch& launch) const {
     return launch.kind == Launch::Kind::kKernel || op_of(launch).reuses >= 0;
   }
@@ -279,8 +279,8 @@ class MemoryPlanner {
     first_[result] = first_[source];
   }
 
-  // Makes the result a fresh buffer. The buffer takes the memory of the input `source` if the caller gives that input
-  // away.
+  // Places the result in a fresh buffer. The buffer takes the memory of the input `source` if the caller gives that
+  // input away.
   void take_donation(ValueId source, ValueId result) {
     if (plan_.placements[result].kind == Placement::kNone) place_fresh(result);
     plan_.fresh[static_cast<size_t>(plan_.placements[result].index)].donor = static_cast<int32_t>(

@@ -26,10 +26,10 @@ struct Launch {
     kKernel,       // a generated kernel
     kLibraryCall,  // an op's own kernel and its epilogues
     kCopy,         // copies the bytes of a dense value with the device's copy function
-    kCombine,      // adds up the partial sums of a kernel's column results. Consecutive kCombine run as one launch
+    kCombine,      // reduces a kernel's partial sums, maxima or minima. Consecutive kCombine run as one launch
     kTable,        // a generated kernel on every item of a table, which is an argument of the run
   } kind = Kind::kKernel;
-  int32_t kernel = -1;                 // kKernel, kTable: index in Plan::kernels; kCombine: the kernel of the sums
+  int32_t kernel = -1;                 // index in Plan::kernels; kCombine: of the kernel that wrote the partial sums
   std::vector<int32_t> nodes;          // all nodes that it runs; kLibraryCall: the op, then its epilogues; may be empty
   ValueIds inputs = {}, outputs = {};  // kLibraryCall, kCopy. Inputs of the op, then operands of its epilogues
   // kKernel: the operands. kLibraryCall, kCopy: the inputs, then the outputs. kTable: none. kCombine: for each column
@@ -37,8 +37,8 @@ struct Launch {
   std::vector<Address> addresses = {};
   int64_t grain = 1;    // kKernel: below this many elements, a second thread is not worth waking
   int32_t variant = 0;  // kLibraryCall: an algorithm of OpDef::prepare
-  int32_t floats = -1;  // kLibraryCall: its number among the calls whose op has floats; -1: its op has no floats
-  // kKernel: the operands that are checks (Operand::is_check), and the nodes whose indices they check.
+  int32_t floats = -1;  // kLibraryCall: its number among the calls of ops with floats; -1: its op has no floats
+  // kKernel: the operands that are checks (Operand::is_check), each with the node that makes this check.
   struct Check {
     int32_t operand, node;
   };
@@ -58,16 +58,16 @@ struct Plan {
     int64_t index = 0;
     friend bool operator==(const Placement&, const Placement&) = default;
   };
-  // Memory that is allocated for each run, because it is returned to the caller.
+  // Memory that each run allocates, because it is returned to the caller.
   struct FreshBuffer {
     int64_t bytes = 0;
     int32_t donor = -1;        // the buffer takes the memory of this input if the caller gives it away; -1: none
     int32_t first_launch = 0;  // the first launch that accesses the buffer; only set in plans with seams
   };
-  // Where a run hands over results that it does not need any more: Note [Seams] in plan/seams.h.
+  // A place at which a run hands over results that it does not need any more: Note [Seams] in plan/seams.h.
   struct Seam {
     int32_t launch = 0;            // the next launch; at the end: the number of launches
-    int32_t part = 0;              // the model's part, as numbered by its entry
+    int32_t part = 0;              // the part of the model: an index in Entry::parts() (region/entry.h)
     std::vector<int32_t> outputs;  // positions in graph.outputs
   };
   // The 16-bit copy of a parameter input (runtime/ops/lowered.h).
@@ -98,17 +98,17 @@ struct Plan {
 
 // Numbers the floats of kernels and library calls: LoweredUnit::first_scalar, Launch::floats.
 void number_floats(Plan& plan);
-// Finds the checks of a kernel's launch: for each operand that is a check, the node of the launch whose indices it
-// checks. `node` is -1 if no node of the launch makes this check.
+// Finds the checks of a kernel's launch: for each operand that is a check, the node of the launch that makes it. `node`
+// is -1 if no node of the launch makes this check.
 std::vector<Launch::Check> checks_of(const Plan& plan, const Launch& launch);
-// True if a check runs after later ops of the program: Note [Checks that wait] in fuse.cc.
+// True if a check of indices may run after later ops of the program: Note [Checks that wait] in transform/fuse.cc.
 bool has_waiting_checks(const Plan& plan);
 
 // touched() returns all values that a launch reads or writes. written() returns those that it writes. kNoValue may be
 // among them.
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch);
 std::vector<ValueId> written(const Plan& plan, const Launch& launch);
-// Return the bytes of a kernel's partial sums in the arena: partial_stride() of one result, partial_bytes() of all.
+// The size in bytes of a kernel's partial sums in the arena: partial_stride() for one result, partial_bytes() for all.
 int64_t partial_stride(const LoweredUnit& unit, int64_t alignment);
 int64_t partial_bytes(const LoweredUnit& unit, int64_t alignment);
 inline int64_t aligned(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -116,8 +116,8 @@ inline int64_t aligned(int64_t bytes, int64_t alignment) { return (bytes + align
 // Prints a plan. The text is canonical: equal plans give equal text. Lines of the user's program are omitted, as in a
 // graph's text.
 std::string to_string(const Plan& plan);
-// Parses a plan. Throws Error "line 3: what" if the text is not a plan, if an index in it refers to something that the
-// plan does not have, or if an access is outside of the memory of a run (plan/bounds.h).
+// Parses a plan. Throws Error "line 3: what" if the text is not a plan, if an index in it is out of range, or if an
+// access is outside of the memory of a run (plan/bounds.h).
 Plan parse_plan(std::string_view text);
 
 }  // namespace rondo::compile

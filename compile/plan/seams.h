@@ -1,10 +1,10 @@
 // The seams of a plan.
 //
-// Note [Seams]. A seam is a place between two launches of a backward, where it hands over gradients that are final. A
-// backward of several parts of a model (modules/seam_plan.h) has a seam for the gradients of each block, and one for
-// each parameter outside of the blocks. The first part of a tied embedding's gradient also has its own seam (Note
-// [Gradients in parts] in runtime/autograd/accumulate_node.h); the second part, its rows, comes at the end.
-// DistributedDataParallel sends buckets at seams, and UpdateAtSeams updates parameters, so:
+// Note [Seams]. A seam is a place between two launches of a backward where the backward hands over gradients that are
+// final. If the backward spans several parts of a model (modules/seam_plan.h), there is a seam for the gradients of
+// each block, and one for each parameter outside of the blocks. The first part of a tied embedding's gradient also has
+// its own seam (Note [Gradients in parts] in runtime/autograd/accumulate_node.h); the second part, its rows, comes at
+// the end. DistributedDataParallel sends buckets at seams, and UpdateAtSeams updates parameters, so:
 // - A seam comes after the last launch that accesses its gradients or the parameters themselves. A gradient that other
 //   launches read, and a parameter that several parts use, wait for the last of these launches.
 // - A seam is an effect in the order of the plan, like a recorded collective (Note [Collectives are effects] in
@@ -35,7 +35,7 @@ struct PlannedSeam {
 // Sets Plan::seams. REQUIRES: the plan's memory is planned. A seam hands over its results in the order in which
 // they are final.
 void place_seams(Plan& plan, const std::vector<PlannedSeam>& seams);
-// Sets Plan::FreshBuffer::first_launch and Plan::last_launch, which runs with seams need.
+// If the plan has seams, sets Plan::FreshBuffer::first_launch and Plan::last_launch.
 void note_lifetimes(Plan& plan);
 
 }  // namespace rondo::compile

@@ -5,7 +5,8 @@
 
 namespace rondo::compile {
 
-// None of these changes the code. An option that did would belong to the key in compile_kernels (jit/executable.h).
+// These options do not change the code. An option that changes it must be in the key that compile_kernels uses
+// (jit/executable.h).
 struct JitOptions {
   // Write LLVM IR and assembly to the log's topic output_code. With either, kernels are compiled even if
   // they are cached.

@@ -61,18 +61,18 @@ struct TableCall {
   Condition when;
 };
 
-// How a target's code and its library calls run. Each function enqueues on the compute stream of the device, and copies
+// How a target's code and its library calls run. Each function enqueues on the compute stream of the device. It copies
 // the host memory that a call points to, except what `owner` keeps alive: code, kernels, extents and scalars. `owner`
-// is null if the device runs everything immediately, or if the caller waits. For kernels it is also null if keeps_owner
-// is false.
+// is null if the device runs everything immediately, or if the caller waits for the device. For kernels, it is also
+// null if keeps_owner is false.
 struct LaunchFunctions {
   using Owner = std::shared_ptr<const void>;
   bool keeps_owner = true;  // false: `kernel` and `combine` copy what they need, and code is unloaded in stream order
   void (*kernel)(Device device, const KernelCall& call, const Owner& owner);
   void (*combine)(Device device, std::span<const CombineCall> calls, const Owner& owner);  // for one or several kernels
   void (*table)(Device device, const TableCall& call, const Owner& owner);
-  // Does the parts of a table launch that may fail (memory, loading of code), and returns the rest, which only
-  // enqueues. The call's rows may be freed on return. Null: no part of `table` can fail.
+  // Does the parts of a table launch that may fail (allocating memory, loading code). Returns a function that does the
+  // rest, which only enqueues. The call's rows may be freed on return. Null: no part of `table` can fail.
   absl::AnyInvocable<void()> (*ready_table)(Device device, const TableCall& call, const Owner& owner) = nullptr;
   void (*library_call)(Device device, const std::shared_ptr<const PreparedKernel>& call,
                        std::span<std::byte* const> addresses);

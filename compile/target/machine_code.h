@@ -7,8 +7,8 @@
 
 namespace rondo::compile {
 
-// Loaded code, in the form that its target's launch functions take (target/launch.h). Only they know what it is: for
-// the CPU a KernelEntry, for other devices what their driver uses to name a function.
+// Loaded code, in the form that its target's launch functions take (target/launch.h). Only these functions know the
+// form: for the CPU it is a KernelEntry, for other devices the handle that their driver uses for a function.
 using KernelHandle = const void*;
 
 // Code in memory, which can be launched while this object lives. Immutable.

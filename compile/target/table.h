@@ -41,16 +41,16 @@ struct Table {
   TableRows rows() const;
 };
 
-// The condition of a launch. When the launch's turn on the device comes, it runs only if *value == equals. If `value`
-// is null, it runs unless the device has failed (backend.h, Note [Late errors]).
+// The condition of a launch. The device reads it when the launch's turn comes: the launch runs only if *value ==
+// equals. If `value` is null, it runs unless the device has failed (backend.h, Note [Late errors]).
 struct Condition {
   const double* value = nullptr;
   double equals = 0;
 };
 
-// Calls piece(i, begin, end) in parallel for elements [begin, end) of item i; together they cover all items.
-// With `by_rows`, pieces begin and end at rows, otherwise at multiples of kSplitGrain; the last piece of an item
-// has the rest.
+// Calls piece(i, begin, end) in parallel for elements [begin, end) of item i. The pieces together cover all items.
+// With `by_rows`, pieces begin and end at whole rows, otherwise at multiples of kSplitGrain. The last piece of an item
+// ends with the item.
 void for_each_piece(const TableRows& rows, bool by_rows,
                     absl::FunctionRef<void(size_t item, int64_t begin, int64_t end)> piece);
 

@@ -1,8 +1,8 @@
 // Target: what the compiler of one architecture provides. Targets are constants and need no device: a plan and its code
 // can be made on a machine without such a device.
 //
-// To add a target: a folder in codegen/ (schedule, emit) and one in jit/ (compile, place), and
-// a line in jit/targets.cc.
+// To add a target, write a folder in codegen/ (schedule, emit) and one in jit/ (compile, place), and add a line to
+// jit/targets.cc.
 #pragma once
 
 #include <memory>
@@ -36,7 +36,8 @@ struct RuntimeCode {
   void (*add_to)(CacheReport& report);
 };
 
-// While a StandIn lives, its target has a device that runs nothing, so a program can make all the code that it needs.
+// While a StandIn lives, its target has a device that runs nothing. A program on this device makes all the code that it
+// would need on a real one.
 class StandIn {
  public:
   virtual ~StandIn() = default;
@@ -49,8 +50,8 @@ struct Target {
   std::string (*name)();
   // Returns the whole key: the name, and everything else that code depends on besides the kernel itself.
   const io::HostKey& (*key)();
-  // Returns one line with what times on a device, but not code, depend on: the device's model if it is not in the key,
-  // and the versions of its driver and libraries. Null: the key contains all of it.
+  // Returns one line with the facts that measured times depend on but code does not: the device's model if it is not in
+  // the key, and the versions of its driver and libraries. Null: the key contains all such facts.
   std::string (*machine)(Device device) = nullptr;
   // Returns the ops that a library call can apply to its own result (BackendEntry::absorbs); null: none.
   AbsorbsFn (*absorbs)(const OpDef& op);
